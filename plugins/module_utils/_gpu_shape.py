@@ -1,0 +1,210 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shape in which gpu_info describes a host and its GPUs, and the judgements that every source shares.
+
+Private to the collection gpufleet.vllm. Sizes are MiB, clocks MHz, power W, temperatures degrees Celsius. None means
+that the source does not tell. plugins/modules/gpu_info.py documents every key.
+"""
+
+from __future__ import annotations
+
+from . import _gpu_compute_capability as compute_capability
+from ._gpu_problems import problem, split
+
+#: Clock event reasons that hold a GPU back; idle, application clocks, sync boost and power cap are normal life.
+HARDWARE_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+
+FABRIC_READY = ("Completed", "N/A", "Not Supported", None)
+
+
+def new_gpu(index):
+    """A GPU of which nothing is known yet but its index (the driver's order, by PCI bus)."""
+    return {
+        "index": index,
+        "uuid": None,
+        "name": None,
+        "state": "ok",
+        "pci_bus_id": None,
+        "pci_device_id": None,
+        "minor_number": None,
+        "compute_capability": None,
+        "compute_capability_source": None,
+        "architecture": None,
+        "memory_total_mib": None,
+        "memory_free_mib": None,
+        "memory_used_mib": None,
+        "memory_reserved_mib": None,
+        "memory_used_by_others_mib": None,
+        "memory_source": None,
+        "processes": [],
+        "mig": {"mode": None, "pending_mode": None, "instances": []},
+        "ecc": {"mode": None, "uncorrected_volatile": None, "uncorrected_aggregate": None},
+        "persistence_mode": None,
+        "compute_mode": None,
+        "addressing_mode": None,
+        "virtualization_mode": None,
+        "driver_model": None,
+        "display_active": None,
+        "pcie": {"generation_current": None, "generation_max": None, "width_current": None, "width_max": None},
+        "numa_node": None,
+        "gpu_numa_id": None,
+        "cpu_affinity": None,
+        "power": {"draw_w": None, "limit_w": None, "default_limit_w": None, "min_limit_w": None, "max_limit_w": None},
+        "clocks": {"graphics_mhz": None, "memory_mhz": None, "max_graphics_mhz": None, "max_memory_mhz": None},
+        "temperature_c": None,
+        "utilization_percent": None,
+        "throttle_reasons": [],
+        "retired_pages": {"single_bit": None, "double_bit": None, "pending": None},
+        "remapped_rows": {"correctable": None, "uncorrectable": None, "pending": None, "failure": None},
+        "recovery_action": None,
+        "fabric": {"state": None, "status": None, "clique_id": None, "cluster_uuid": None, "health": None},
+    }
+
+
+def new_mig_instance(index):
+    """A MIG device (a compute instance in a GPU instance) of which only the index is known."""
+    return {
+        "index": index,
+        "uuid": None,
+        "profile": None,
+        "gpu_instance_id": None,
+        "compute_instance_id": None,
+        "memory_total_mib": None,
+        "memory_free_mib": None,
+        "memory_used_mib": None,
+    }
+
+
+def new_host(source):
+    """A host without GPUs; source is "nvml", "nvidia-smi" or None (no driver answered)."""
+    return {
+        "driver_version": None,
+        "cuda_driver_version": None,
+        "kernel_module_version": None,
+        "library_version": None,
+        "source": source,
+        "attached_gpus": None,
+        "gpus": [],
+        "links": [],
+        "errors": [],
+        "notices": [],
+    }
+
+
+def judge(host, problems=()):
+    """Fill in what follows from the facts (capability, state, others' memory, errors, notices) and return the host.
+
+    problems are those that the source met itself. May be called again when facts were added.
+    """
+    problems = list(problems)
+    for gpu in host["gpus"]:
+        complete_gpu(gpu)
+        problems += gpu_problems(gpu)
+    attached = host["attached_gpus"]
+    if attached and attached > len(host["gpus"]):
+        detail = "%d attached, %d described" % (attached, len(host["gpus"]))
+        problems.append(problem("attached_gpus_missing", detail=detail))
+    host["errors"], host["notices"] = split(problems)
+    return host
+
+
+def complete_gpu(gpu):
+    """Fill in compute capability, architecture and memory source where the source of the facts left them out."""
+    if gpu["compute_capability"] is None:
+        gpu["compute_capability"], gpu["compute_capability_source"] = compute_capability.find(
+            gpu["name"], gpu["pci_device_id"], gpu["architecture"]
+        )
+    if gpu["architecture"] is None:
+        gpu["architecture"] = compute_capability.architecture_of(gpu["compute_capability"])
+    if gpu["memory_source"] is None and gpu["memory_total_mib"] is not None:
+        gpu["memory_source"] = "card"
+    set_used_by_others(gpu, ())
+
+
+def set_used_by_others(gpu, own_containers):
+    """Memory that is used by anything but the processes of own_containers (names).
+
+    That is used memory less our own, never the sum of the process list: the list leaves out what other process
+    name spaces hold. Where the card tells no used memory (unified memory), the list is all there is.
+    """
+    own = [process for process in gpu["processes"] if process["container"] in own_containers]
+    if gpu["memory_used_mib"] is not None:
+        own_mib = sum(process["used_memory_mib"] or 0 for process in own)
+        gpu["memory_used_by_others_mib"] = max(0, gpu["memory_used_mib"] - own_mib)
+    elif gpu["processes"]:
+        others = [process["used_memory_mib"] for process in gpu["processes"] if process not in own]
+        known = [used for used in others if used is not None]
+        gpu["memory_used_by_others_mib"] = sum(known) if len(known) == len(others) else None
+
+
+def gpu_problems(gpu):
+    """Everything that is wrong with one GPU, as a list of problems."""
+    index = gpu["index"]
+    found = []
+    if gpu["state"] != "ok":
+        found.append(problem(gpu["state"], gpu=index, detail=gpu["pci_bus_id"]))
+    else:
+        found += _memory_problems(gpu)
+    return found + _mig_problems(gpu) + _health_problems(gpu) + _fabric_problems(gpu)
+
+
+def _memory_problems(gpu):
+    if gpu["memory_source"] == "host":
+        return [problem("memory_from_host", gpu=gpu["index"], detail=gpu["name"])]
+    if gpu["memory_total_mib"] is None and gpu["mig"]["mode"] == "Enabled":
+        return [problem("mig_memory_not_readable", gpu=gpu["index"])]
+    if gpu["memory_total_mib"] is None and not is_unified_memory(gpu):
+        return [problem("memory_unknown", gpu=gpu["index"], detail=gpu["name"])]
+    return []
+
+
+def is_unified_memory(gpu):
+    """Whether the GPU has no memory of its own (GB10, Jetson): the driver gives no total and the chip is a known one.
+
+    Addressing mode ATS alone does not tell: GB200 has it too, with memory of its own.
+    """
+    if gpu["memory_total_mib"] is not None and gpu["memory_source"] != "host":
+        return False
+    return gpu["compute_capability"] in ("3.2", "5.3", "6.2", "7.2", "8.7", "11.0", "12.1") or (
+        gpu["addressing_mode"] == "ATS" and gpu["mig"]["mode"] != "Enabled"
+    )
+
+
+def _mig_problems(gpu):
+    if gpu["mig"]["mode"] == "Enabled" and not gpu["mig"]["instances"]:
+        return [problem("mig_without_instances", gpu=gpu["index"])]
+    return []
+
+
+def _health_problems(gpu):
+    found = []
+    index = gpu["index"]
+    if gpu["remapped_rows"]["failure"]:
+        found.append(problem("remapped_rows_failure", gpu=index))
+    if gpu["remapped_rows"]["pending"] or gpu["retired_pages"]["pending"]:
+        found.append(problem("reset_pending", gpu=index))
+    if gpu["ecc"]["uncorrected_volatile"]:
+        found.append(problem("ecc_uncorrectable", gpu=index, detail=str(gpu["ecc"]["uncorrected_volatile"])))
+    if gpu["recovery_action"] not in (None, "None"):
+        found.append(problem("recovery_action", gpu=index, detail=gpu["recovery_action"]))
+    slowdowns = [reason for reason in gpu["throttle_reasons"] if reason in HARDWARE_SLOWDOWNS]
+    if slowdowns:
+        found.append(problem("power_brake", gpu=index, detail=", ".join(slowdowns)))
+    return found
+
+
+def _fabric_problems(gpu):
+    fabric = gpu["fabric"]
+    status_failed = fabric["state"] == "Completed" and fabric["status"] not in (None, "Success", "N/A")
+    if gpu["state"] == "ok" and (fabric["state"] not in FABRIC_READY or status_failed):
+        detail = "state %s, status %s" % (fabric["state"], fabric["status"])
+        return [problem("fabric_not_ready", gpu=gpu["index"], detail=detail)]
+    if fabric["health"] not in (None, "Healthy"):
+        return [problem("fabric_unhealthy", gpu=gpu["index"], detail=fabric["health"])]
+    return []
+
+
+def mib(byte_count):
+    """Bytes as MiB, rounded to the nearest as nvidia-smi prints them; None stays None."""
+    return None if byte_count is None else (byte_count + (1 << 19)) >> 20

@@ -1,0 +1,138 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The container runtime of a host: Docker, the NVIDIA container toolkit, CDI.
+
+Private to the collection gpufleet.vllm. Docker is asked through its socket, without starting its command; the toolkit
+and CDI are read from their files. Only the toolkit's version needs a process (nvidia-ctk, some 20 ms).
+"""
+
+from __future__ import annotations
+
+import glob
+import http.client
+import json
+import os
+import re
+import socket
+
+from ._gpu_command import find_program, run
+from ._host_facts import read_text
+
+DOCKER_SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
+CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+
+#: The character device of /dev/nvidiactl. With this link systemd keeps the GPUs of running containers when it reloads.
+NVIDIACTL_LINK = "/dev/char/195:255"
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path, timeout):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def docker_get(path, timeout, sockets=DOCKER_SOCKETS):
+    """(answer of the Docker Engine API as Python data, None), or (None, why there is none)."""
+    reason = "no socket at %s" % sockets[0]
+    for name in _socket_paths(sockets):
+        connection = _SocketConnection(name, timeout)
+        try:
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read().decode("utf-8", "replace")), None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = "%s: %s" % (name, error)
+        finally:
+            connection.close()
+    return None, reason
+
+
+def _socket_paths(sockets):
+    """Docker's own setting first; both usual paths are one file on most hosts."""
+    chosen = os.environ.get("DOCKER_HOST", "")
+    paths = [chosen[len("unix://") :]] if chosen.startswith("unix://") else []
+    for path in sockets:
+        real = os.path.realpath(path)
+        if os.path.exists(real) and real not in paths:
+            paths.append(real)
+    return paths
+
+
+def container_names(timeout, sockets=DOCKER_SOCKETS):
+    """{container id: name} of the running containers; empty where Docker does not answer."""
+    containers = docker_get("/containers/json", timeout, sockets)[0]
+    if not isinstance(containers, list):
+        return {}
+    return {entry["Id"]: entry["Names"][0].lstrip("/") for entry in containers if entry.get("Names")}
+
+
+def container_runtime(timeout, sockets=DOCKER_SOCKETS):
+    """What a deployment must know about Docker and the NVIDIA container toolkit on this host."""
+    info, reason = docker_get("/info", timeout, sockets)
+    facts = describe_docker_info(info if isinstance(info, dict) else {})
+    facts["docker_error"] = reason
+    facts["toolkit_version"] = _toolkit_version(timeout)
+    facts.update(_toolkit_config(read_text(TOOLKIT_CONFIG)))
+    facts["cdi_devices"] = sorted(set(facts["cdi_devices"]) | set(_cdi_devices(facts["cdi_spec_dirs"])))
+    facts["dev_char_links"] = os.path.exists(NVIDIACTL_LINK)
+    return facts
+
+
+def describe_docker_info(info):
+    """The facts in Docker's own description of itself (GET /info, or docker info --format '{{json .}}')."""
+    runtimes = info.get("Runtimes") or {}
+    discovered = [device.get("ID", "") for device in info.get("DiscoveredDevices") or ()]
+    return {
+        "docker_version": info.get("ServerVersion"),
+        "docker_root": info.get("DockerRootDir"),
+        "cgroup_driver": info.get("CgroupDriver"),
+        "cgroup_version": info.get("CgroupVersion"),
+        "runtimes": sorted(runtimes),
+        "default_runtime": info.get("DefaultRuntime"),
+        "nvidia_runtime": "nvidia" in runtimes,
+        "cdi_spec_dirs": list(info.get("CDISpecDirs") or ()),
+        "cdi_devices": [device for device in discovered if device.startswith("nvidia.com/gpu=")],
+    }
+
+
+def _toolkit_version(timeout):
+    program = find_program("nvidia-ctk")
+    text = run([program, "--version"], timeout)[1] if program else ""
+    match = re.search(r"version (\d+\.\d+\.\d+\S*)", text)
+    return match.group(1) if match else None
+
+
+def _toolkit_config(text):
+    """The two settings of the toolkit that decide how a container gets its GPUs."""
+    mode = re.search(r'^\s*mode\s*=\s*"(\w+)"', text or "", re.MULTILINE)
+    no_cgroups = re.search(r"^\s*no-cgroups\s*=\s*(true|false)", text or "", re.MULTILINE)
+    return {
+        "toolkit_mode": mode.group(1) if mode else None,
+        "toolkit_no_cgroups": no_cgroups.group(1) == "true" if no_cgroups else None,
+    }
+
+
+def _cdi_devices(directories):
+    """Devices of the CDI specifications, for engines that do not list them (Docker before 28.2)."""
+    devices = []
+    for directory in directories or CDI_DIRECTORIES:
+        for path in sorted(glob.glob(os.path.join(directory, "*"))):
+            devices += parse_cdi_specification(read_text(path))
+    return devices
+
+
+def parse_cdi_specification(text):
+    """Full device names (nvidia.com/gpu=0) in a CDI specification, YAML or JSON."""
+    kind = re.search(r'"?\bkind"?:\s*"?(nvidia\.com/[\w.-]+)', text or "")
+    if not kind:
+        return []
+    names = re.findall(r'^\s*(?:-\s+|[{,]\s*)?"?name"?:\s*"?([^\s",}]+)', text, re.MULTILINE)
+    return ["%s=%s" % (kind.group(1), name) for name in names]
