@@ -1,0 +1,94 @@
+# The two commands of the README are `make demo` and `make test`. `make help` prints them all.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# ansible-core 2.19 runs on these. The first one that is here is taken.
+PYTHONS := 3.11 3.12 3.13
+VENV := .venv
+BUILD := .build
+STAGES := lint unit docs-lint changelog-lint sanity artifact matrix molecule
+# ansible-core release / the Python that it is tested with
+CORES := 2.16/3.11 2.17/3.11 2.18/3.11 2.19/3.11 2.20/3.12 2.21/3.13
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export LC_ALL := C.UTF-8
+export PYTHONUNBUFFERED := 1
+unexport PYTHONPATH
+unexport ANSIBLE_COLLECTIONS_PATH
+
+##@ Use
+
+.PHONY: demo
+demo: venv ## Bring up the simulated fleet, deploy a real vLLM on it, ask it for a completion
+	@echo "=== demo 1/2: the lab (two simulated GPU hosts)"
+	@ansible-playbook playbooks/lab_up.yml
+	@echo "=== demo 2/2: deploy vLLM on it"
+	@ansible-playbook playbooks/deploy_vllm.yml
+
+.PHONY: demo-down
+demo-down: venv ## Take the simulated fleet away again
+	@ansible-playbook playbooks/lab_down.yml
+
+.PHONY: venv
+venv: $(VENV)/run.done ## Make .venv with what the playbooks need (requirements/run.txt)
+
+$(VENV)/run.done: requirements/run.txt tools/ci/venv.sh
+	@tools/ci/venv.sh $(VENV) requirements/run.txt $(PYTHONS)
+	@touch $@
+
+##@ Test
+
+.PHONY: test
+test: venv-test ## Everything below, one stage after the other, with a table at the end
+	@tools/ci/stages.py $(STAGES)
+
+.PHONY: venv-test
+venv-test: $(VENV)/test.done ## Add the test tools to .venv (requirements/test.txt)
+
+$(VENV)/test.done: requirements/test.txt tools/ci/venv.sh $(VENV)/run.done
+	@tools/ci/venv.sh $(VENV) requirements/test.txt $(PYTHONS)
+	@touch $@
+
+.PHONY: lint yamllint ruff mypy shellcheck ansible-lint
+lint: yamllint ruff mypy shellcheck ansible-lint ## yamllint, ruff, mypy, shellcheck, ansible-lint (profile production)
+
+yamllint: venv-test
+	@echo "lint: yamllint" && yamllint --strict .
+
+ruff: venv-test
+	@echo "lint: ruff" && ruff check --quiet . && ruff format --quiet --check --diff .
+
+mypy: venv-test
+	@echo "lint: mypy" && mypy
+
+shellcheck: venv-test
+	@echo "lint: shellcheck" && tools/ci/shell_files.sh | xargs --no-run-if-empty shellcheck
+
+ansible-lint: venv-test
+	@echo "lint: ansible-lint" && ansible-lint
+
+.PHONY: unit
+unit: venv-test ## pytest of tests/unit
+	@pytest
+
+.PHONY: bench
+bench: venv-test ## Measurements of tests/bench, one after the other
+	@for script in tests/bench/*.py; do echo "bench: $$script"; python "$$script"; done
+
+##@ Maintain
+
+.PHONY: lock
+lock: venv-test ## Write the lock files from requirements/*.in (all newest: make lock LOCK_FLAGS=--upgrade)
+	@tools/ci/lock.sh "$(CORES)" $(LOCK_FLAGS)
+
+.PHONY: clean
+clean: ## Remove .venv, build folders and caches (not the lab: make demo-down)
+	@rm -rf $(VENV) $(BUILD) .ansible .cache .mypy_cache .pytest_cache .ruff_cache tests/output gpufleet-vllm-*.tar.gz
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## Print this
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
