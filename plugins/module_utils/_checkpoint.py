@@ -1,0 +1,176 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Knows a model from its config.json and, where there are files, from its checkpoint directory.
+
+Private to the collection gpufleet.vllm. Runs on hosts: Python 3.8, standard library only. The names and the docstring
+of `describe_config` and `describe_checkpoint` are the contract that the planner builds on.
+
+The normal form
+===============
+
+Both functions return one dict of plain JSON values. All sizes are bytes, all lengths tokens.
+
+``architecture`` (str), ``architectures`` (list), ``model_type`` (str)
+    As in config.json, outermost; ``text_model_type`` that of the language model inside a multimodal one.
+``known`` (bool)
+    False where the family is unknown here: then the shape is Llama's with the larger assumption, and a warning says so.
+``task`` (str)
+    ``generate``, ``embed``, ``classify``, ``score``, ``transcribe``.
+``dtype`` (str), ``stored_dtype`` (str or None)
+    What vLLM computes in with ``--dtype auto`` (a float32 checkpoint runs in 16 bit); what config.json states.
+``max_model_len`` (int)
+    What vLLM takes where ``--max-model-len`` is not given: positions, times the factor of rope scaling where it counts.
+``vocab_size``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``num_key_value_heads``, ``head_dim``,
+``intermediate_size``, ``num_experts``, ``num_experts_per_tok`` (int), ``tie_word_embeddings`` (bool)
+    Of the language model; the largest where layers differ; ``num_experts`` 0 for dense models.
+``layers`` (list)
+    In order, runs of equal layers merged: ``{"count", "attention", "mlp", "tensors"}``.
+
+    ``attention`` ``kind`` is one of
+
+    * ``full``, ``sliding``, ``chunked``: ``num_heads``, ``num_kv_heads``, ``head_dim``, ``head_dim_v`` and ``window``
+      (tokens; None for full). ``shares_kv`` True where the layer reads another layer's cache and keeps none.
+    * ``mla``: ``num_heads``, ``kv_lora_rank``, ``q_lora_rank`` (or None), ``qk_nope_head_dim``, ``qk_rope_head_dim``,
+      ``v_head_dim``, ``window``, and ``indexer`` ``{"head_dim", "num_heads", "topk"}`` where attention is sparse.
+    * ``linear``, ``mamba``: a state of fixed size: ``state`` names its type and carries its dimensions.
+    * ``none``: the layer keeps nothing.
+
+    ``mlp`` ``kind`` is ``dense`` (``intermediate_size``), ``moe`` (``intermediate_size`` of one expert, ``num_experts``,
+    ``num_experts_per_tok``, ``shared_intermediate_size``) or ``none``.
+
+    ``tensors`` is a list of ``{"name", "group", "out", "in", "copies", "split"}`` and where they apply ``bias`` (True),
+    ``heads`` (of a ``kv_heads`` split), ``scheme`` (a key of ``quantization["schemes"]``), ``dtype`` (where it is not
+    the model's), ``plain`` (True: never quantised at load).
+    ``group``: embedding, head, norm, attention, mlp, router, experts, shared_experts, state, vision, audio, drafter.
+    ``split``, what tensor parallelism does: ``column`` (outputs divided), ``row`` (inputs divided), ``kv_heads``
+    (divided, and repeated beyond one head a GPU), ``vocabulary`` (padded to 64, then divided), ``expert_column`` and
+    ``expert_row`` (divided; with expert parallelism the copies are), ``replicated``.
+``outside`` (list)
+    Tensors outside of the layers, with ``stage``: ``first``, ``last``, ``first_and_last`` (once if there is one stage)
+    or ``all`` pipeline stages.
+``rotary`` (list)
+    Rotary tables that vLLM keeps: ``{"positions", "dim", "dtype"}``, one each.
+``quantization`` (dict or None)
+    ``method``, ``weight_bits`` (the least), ``group_size``, ``ignored`` (module names and patterns as stated),
+    ``kv_cache_dtype`` (or None), ``schemes``.
+``vision``, ``audio`` (dict or None)
+    The towers of multimodal models: ``hidden_size``, ``num_hidden_layers``, ``model_type``.
+``mtp_layers`` (int)
+    Layers for multi-token prediction in the checkpoint; vLLM loads them only for speculative decoding.
+``weights`` (dict)
+    ``source`` (``config``: counted from the shape; ``safetensors``: read from the headers), ``total_bytes``,
+    ``total_parameters``, ``groups`` ``{group: {"bytes", "parameters"}}``.
+``requires_trust_remote_code`` (bool), ``remote_code`` (list of Python files that would run)
+``findings`` (list of ``{"class", "title", "evidence", "next"}``), ``warnings`` (list of str)
+"""
+
+from __future__ import annotations
+
+import json
+
+from . import _shape_attention, _shape_mlp, _shape_quantization, _shape_tensors
+from ._shape_config import DTYPE_BYTES, read_int, stored_dtype, text_config
+
+
+def describe_config(config):
+    """The normal form of a model from its config.json alone.
+
+    Args: config: the parsed config.json (a dict).
+    Returns: the normal form (see the module).
+    Raises: ValueError where the dict cannot be a model's configuration.
+    """
+    if not isinstance(config, dict):
+        raise ValueError("A model configuration is a JSON object, got {0}.".format(type(config).__name__))
+    text = text_config(config)
+    model = _identity(config, text)
+    model["layers"] = _layers(text)
+    model["outside"] = _shape_tensors.outside_tensors(text)
+    model["rotary"] = []
+    model["quantization"] = _shape_quantization.describe_quantization(text)
+    model.update(vision=None, audio=None, mtp_layers=read_int(text, "mtp_layers"))
+    model["weights"] = _count_weights(model)
+    model.update(requires_trust_remote_code=bool(config.get("auto_map")), remote_code=[], findings=[], warnings=[])
+    return model
+
+
+def _identity(config, text):
+    architectures = list(config.get("architectures") or text.get("architectures") or [])
+    hidden, heads = read_int(text, "hidden_size"), read_int(text, "num_attention_heads", 1)
+    return {
+        "architecture": architectures[0] if architectures else "unknown",
+        "architectures": architectures,
+        "model_type": config.get("model_type") or "unknown",
+        "text_model_type": text.get("model_type") or "unknown",
+        "known": True,
+        "task": "generate",
+        "dtype": _compute_dtype(text),
+        "stored_dtype": stored_dtype(text),
+        "max_model_len": read_int(text, "max_position_embeddings"),
+        "vocab_size": read_int(text, "vocab_size"),
+        "hidden_size": hidden,
+        "num_hidden_layers": read_int(text, "num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": read_int(text, "num_key_value_heads", heads),
+        "head_dim": read_int(text, "head_dim") or hidden // max(heads, 1),
+        "intermediate_size": read_int(text, "intermediate_size"),
+        "num_experts": read_int(text, "num_experts"),
+        "num_experts_per_tok": read_int(text, "num_experts_per_tok"),
+        "tie_word_embeddings": _shape_tensors.is_tied(text),
+    }
+
+
+def _compute_dtype(text):
+    stored = stored_dtype(text)
+    return "float16" if stored == "float16" else "bfloat16"
+
+
+def _layers(text):
+    runs = []
+    for index in range(read_int(text, "num_hidden_layers")):
+        attention = _shape_attention.attention_of_layer(text, index)
+        mlp = _shape_mlp.mlp_of_layer(text, index)
+        layer = {"attention": attention, "mlp": mlp, "tensors": _shape_tensors.layer_tensors(text, attention, mlp)}
+        if runs and all(runs[-1][key] == layer[key] for key in layer):
+            runs[-1]["count"] += 1
+        else:
+            runs.append(dict(layer, count=1))
+    return runs
+
+
+def _count_weights(model):
+    groups = {}
+    for count, tensor in _all_tensors(model):
+        size = tensor["out"] * (tensor["in"] + (1 if tensor.get("bias") else 0)) * tensor["copies"] * count
+        group = groups.setdefault(tensor["group"], {"bytes": 0, "parameters": 0})
+        group["parameters"] += size
+        group["bytes"] += size * DTYPE_BYTES[tensor.get("dtype") or model["dtype"]]
+    return {
+        "source": "config",
+        "total_bytes": sum(group["bytes"] for group in groups.values()),
+        "total_parameters": sum(group["parameters"] for group in groups.values()),
+        "groups": groups,
+    }
+
+
+def _all_tensors(model):
+    for run in model["layers"]:
+        for tensor in run["tensors"]:
+            yield run["count"], tensor
+    for tensor in model["outside"]:
+        yield 1, tensor
+
+
+def describe_checkpoint(path):
+    """The normal form of a checkpoint directory; ``weights`` from the headers of its safetensors files.
+
+    Args: path: the directory that holds config.json.
+    Returns: the normal form (see the module).
+    Raises: ValueError where there is no config.json, or it is not JSON.
+    """
+    source = "{0}/config.json".format(str(path).rstrip("/"))
+    try:
+        with open(source, encoding="utf-8") as handle:
+            return describe_config(json.load(handle))
+    except OSError as error:
+        raise ValueError("Cannot read {0}: {1}. A checkpoint is a directory with config.json.".format(source, error))
