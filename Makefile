@@ -9,6 +9,8 @@ PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
 STAGES := lint unit docs-lint changelog-lint sanity artifact matrix molecule
+# Pythons of the hosts and of the controller.
+SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with
 CORES := 2.16/3.11 2.17/3.11 2.18/3.11 2.19/3.11 2.20/3.12 2.21/3.13
 
@@ -43,7 +45,7 @@ $(VENV)/run.done: requirements/run.txt tools/ci/venv.sh
 
 .PHONY: test
 test: venv-test ## Everything below, one stage after the other, with a table at the end
-	@tools/ci/stages.py $(STAGES)
+	@python tools/ci/stages.py $(STAGES)
 
 .PHONY: venv-test
 venv-test: $(VENV)/test.done ## Add the test tools to .venv (requirements/test.txt)
@@ -73,6 +75,30 @@ ansible-lint: venv-test
 .PHONY: unit
 unit: venv-test ## pytest of tests/unit
 	@pytest
+
+.PHONY: docs-lint
+docs-lint: venv-test ## antsibull-docs: documentation of plugins and roles, docs/docsite
+	@antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=self .
+
+.PHONY: changelog-lint
+changelog-lint: venv-test ## antsibull-changelog: fragments and configuration
+	@antsibull-changelog lint
+
+.PHONY: sanity
+sanity: venv-test ## ansible-test sanity, on the Pythons of the hosts and of the controller
+	@tools/ci/sanity.sh $(SANITY_PYTHONS)
+
+.PHONY: artifact
+artifact: venv-test ## Build the collection, install it elsewhere and use it from there
+	@tools/ci/artifact.sh
+
+.PHONY: matrix
+matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16 to 2.21
+	@tools/ci/matrix.sh $(CORES)
+
+.PHONY: molecule
+molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
+	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
 
 .PHONY: bench
 bench: venv-test ## Measurements of tests/bench, one after the other

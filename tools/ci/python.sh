@@ -20,8 +20,8 @@ is_version() {
 for version in "$@"; do
     while read -r candidate; do
         if is_version "${candidate}" "${version}"; then
-            # A shim depends on the environment of its caller: name what is behind it.
-            "${candidate}" -c 'import os, sys; print(os.path.abspath(sys.executable))'
+            # Name what is behind a shim or a virtual environment.
+            "${candidate}" -c 'import os, sys; print(os.path.abspath(sys._base_executable))'
             exit 0
         fi
     done < <(candidates "${version}")

@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run make targets one after the other, go on after a failure, and end with a table of results.
 
-Usage: tools/ci/stages.py TARGET [TARGET ...]. The exit status is 1 if one of them failed.
+Usage: python tools/ci/stages.py TARGET [TARGET ...]. The exit status is 1 if one of them failed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def run(stage: str, position: str) -> Result:
     """Run one make target, with its output passed through."""
     print(f"\n=== {position} {stage}", flush=True)
     start = time.monotonic()
-    process = subprocess.run(["make", "--no-print-directory", "--keep-going", stage], stdin=subprocess.DEVNULL)
+    process = subprocess.run(["make", "--no-print-directory", "--keep-going", stage], stdin=subprocess.DEVNULL, check=False)
     result = Result(stage, process.returncode == 0, time.monotonic() - start)
     print(f"=== {position} {stage}: {'passed' if result.passed else 'FAILED'} in {result.seconds:.0f} s", flush=True)
     return result

@@ -7,7 +7,7 @@ shift 2
 
 if ! "${directory}/bin/python" -c '' 2>/dev/null; then
     if ! python=$("$(dirname "$0")/python.sh" "$@"); then
-        echo "No Python of version $(echo "$*" | sed 's/ /, /g') is on this machine. On Debian or Ubuntu: apt-get install python3 python3-venv" >&2
+        echo "None of Python ${*} is on this machine. On Debian or Ubuntu: apt-get install python3 python3-venv" >&2
         exit 1
     fi
     if ! "${python}" -c 'import ensurepip, venv' 2>/dev/null; then

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the collection, installs it into an empty folder and uses it from there as a buyer would: every playbook by its
+# full name, the documentation of every plugin, and the checks of Galaxy's importer.
+set -euo pipefail
+repository=${PWD}
+copy=${repository}/.build/artifact/source
+project=${repository}/.build/artifact/project
+rm -rf "${repository}/.build/artifact"
+mkdir -p "${project}"
+
+echo "artifact: build"
+tools/ci/export.sh "${copy}"
+ansible-galaxy collection build "${copy}" --output-path "${project}" >/dev/null
+archive=$(compgen -G "${project}/gpufleet-vllm-*.tar.gz")
+echo "artifact: $(basename "${archive}"), $(tar -tzf "${archive}" | wc -l) entries, $(du -k "${archive}" | cut -f1) KiB"
+
+echo "artifact: contents"
+unwanted='(^|/)\.|(^|/)(tests|molecule|tools|requirements|__pycache__)/|^(Makefile|ansible\.cfg|pyproject\.toml)$'
+if tar -tzf "${archive}" | sed 's#^\./##' | grep -E "${unwanted}"; then
+    echo "artifact: the above do not belong into the archive: name them in build_ignore of galaxy.yml" >&2
+    exit 1
+fi
+
+echo "artifact: install"
+cd "${project}"
+unset ANSIBLE_CONFIG
+export ANSIBLE_COLLECTIONS_PATH=${project}/collections ANSIBLE_INVENTORY=localhost,
+ansible-galaxy collection install --offline "${archive}" -p collections >/dev/null
+installed=${project}/collections/ansible_collections/gpufleet/vllm
+
+for playbook in "${installed}"/playbooks/*.yml; do
+    name=gpufleet.vllm.$(basename "${playbook}" .yml)
+    echo "artifact: ansible-playbook ${name} --syntax-check"
+    ansible-playbook "${name}" --syntax-check >/dev/null
+done
+
+for kind in action filter lookup module role test; do
+    mapfile -t names < <(ansible-doc --list --type "${kind}" --json gpufleet.vllm | python -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")')
+    for name in "${names[@]}"; do
+        [[ -n ${name} ]] || continue
+        echo "artifact: ansible-doc --type ${kind} ${name}"
+        ansible-doc --type "${kind}" "${name}" >/dev/null
+    done
+done
+
+echo "artifact: galaxy-importer"
+cd "${repository}"
+python -m galaxy_importer.main "${archive}"
