@@ -110,6 +110,10 @@ bench: venv-test ## Measurements of tests/bench, one after the other
 lock: venv-test ## Write the lock files from requirements/*.in (all newest: make lock LOCK_FLAGS=--upgrade)
 	@tools/ci/lock.sh "$(CORES)" $(LOCK_FLAGS)
 
+.PHONY: changelog
+changelog: venv-test ## Write CHANGELOG.md for the version of galaxy.yml from changelogs/fragments
+	@antsibull-changelog release --update-existing --reload-plugins
+
 .PHONY: clean
 clean: ## Remove .venv, build folders and caches (not the lab: make demo-down)
 	@rm -rf $(VENV) $(BUILD) .ansible .cache .mypy_cache .pytest_cache .ruff_cache tests/output gpufleet-vllm-*.tar.gz

@@ -24,14 +24,14 @@ fi
 echo "artifact: install"
 cd "${project}"
 unset ANSIBLE_CONFIG
-export ANSIBLE_COLLECTIONS_PATH=${project}/collections ANSIBLE_INVENTORY=localhost,
+export ANSIBLE_COLLECTIONS_PATH=${project}/collections
 ansible-galaxy collection install --offline "${archive}" -p collections >/dev/null
 installed=${project}/collections/ansible_collections/gpufleet/vllm
 
 for playbook in "${installed}"/playbooks/*.yml; do
     name=gpufleet.vllm.$(basename "${playbook}" .yml)
     echo "artifact: ansible-playbook ${name} --syntax-check"
-    ansible-playbook "${name}" --syntax-check >/dev/null
+    ansible-playbook --inventory localhost, --syntax-check "${name}" >/dev/null
 done
 
 for kind in action filter lookup module role test; do
