@@ -15,7 +15,7 @@ attributes:
   check_mode:
     description: Can run in C(check_mode) and return changed status prediction without modifying target.
   diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
+    description: Will return details on what has changed (or would change in C(check_mode)), when in diff mode.
 """
 
     INFO_MODULE = r"""

@@ -8,6 +8,7 @@ Private to the collection gpufleet.vllm.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
+from typing import Any, Callable, Sequence
 
 #: Where NVIDIA's programs are when PATH, which is short over SSH and sudo, does not name it: WSL2, NixOS, GKE.
 PROGRAM_DIRECTORIES = (
@@ -30,12 +32,12 @@ PROGRAM_DIRECTORIES = (
 KILL_GRACE = 0.5
 
 
-def find_program(name):
+def find_program(name: str) -> str | None:
     """Full path of a program, or None."""
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""),) + PROGRAM_DIRECTORIES))
 
 
-def run(arguments, timeout):
+def run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str, str]:
     """(exit code, stdout, stderr) of a program in the C locale; the exit code is None if it did not end in time.
 
     stderr tells why where the program could not be started (exit code 126 or 127, as a shell has it).
@@ -52,32 +54,29 @@ def run(arguments, timeout):
         )
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
-        return code, "", "%s: %s" % (arguments[0], error.strerror)
+        return code, "", f"{arguments[0]}: {error.strerror}"
     try:
         output = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         return None, _kill(process), ""
-    return (process.returncode,) + tuple(text.decode("utf-8", "replace") for text in output)
+    return process.returncode, output[0].decode("utf-8", "replace"), output[1].decode("utf-8", "replace")
 
 
-def _kill(process):
+def _kill(process: subprocess.Popen[bytes]) -> str:
     """Kill the program with its children; what it printed so far."""
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
     try:
         return process.communicate(timeout=KILL_GRACE)[0].decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
-        for pipe in (process.stdout, process.stderr):
-            pipe.close()
         return ""
 
 
-def call_in_child(function, timeout):
-    """(result of function(), None) or (None, "timeout" or "crash"); the result must be JSON data.
+def call_in_child(function: Callable[[], Any], timeout: float) -> tuple[Any, str | None]:
+    """(result of function(), None) or (None, why there is none: "timeout", or what ended the child).
 
-    The function runs in a forked child, because a call into a driver library may hang for ever or kill its process.
+    The result must be JSON data. The function runs in a forked child, because a call into a driver library may hang
+    for ever or kill its process.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -88,28 +87,34 @@ def call_in_child(function, timeout):
         data, in_time = _read_until(read_end, time.monotonic() + timeout)
     finally:
         os.close(read_end)
-    _reap(child, kill=not in_time)
+    status = _reap(child, kill=not in_time)
     if not in_time:
         return None, "timeout"
-    return (json.loads(data.decode("utf-8")), None) if data else (None, "crash")
+    if not data:
+        return None, f"the driver library ended its process (status {status})"
+    result, failure = json.loads(data.decode("utf-8"))
+    return result, failure
 
 
-def _child(function, read_end, write_end):
-    """Never returns; leaves without the parent's exit handlers. Nothing written means that it failed."""
+def _child(function: Callable[[], Any], read_end: int, write_end: int) -> None:
+    """Write [result, failure] and leave, without the exit handlers that belong to the parent."""
     try:
         os.close(read_end)
-        data = json.dumps(function()).encode("utf-8")
+        try:
+            answer = [function(), None]
+        except Exception as error:
+            answer = [None, f"{type(error).__name__}: {error}"]
         with os.fdopen(write_end, "wb") as pipe:
-            pipe.write(data)
+            pipe.write(json.dumps(answer).encode("utf-8"))
     finally:
         os._exit(0)
 
 
-def _read_until(read_end, deadline):
-    chunks = []
+def _read_until(read_end: int, deadline: float) -> tuple[bytes, bool]:
+    """(everything that was written, whether the writer closed its end in time)."""
+    chunks: list[bytes] = []
     while True:
-        ready = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]
-        if not ready:
+        if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return b"", False
         chunk = os.read(read_end, 65536)
         if not chunk:
@@ -117,9 +122,14 @@ def _read_until(read_end, deadline):
         chunks.append(chunk)
 
 
-def _reap(child, kill):
+def _reap(child: int, kill: bool) -> int | None:
+    """The child's wait status; None if it does not end: a process that hangs in the driver cannot be killed."""
     if kill:
         os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_GRACE
-    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.002)
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.001)
+    return None

@@ -33,13 +33,13 @@ PRODUCT_NAMES = (
     (r"\bG?B300[A-Z]*\b", "10.3"),
     (r"\bG?B[12]00[A-Z]*\b", "10.0"),
     (r"\bG?H(20|100|200|800)[A-Z]*\b", "9.0"),
-    (r"\bL(2|4|20|40)[A-Z]?\b", "8.9"),
+    (r"\bL(2|4|16|20|40|6000)[A-Z]?\b", "8.9"),
     (r"\bA(2|10|16|40)[A-Z]*\b", "8.6"),
     (r"\bA(30|100|800)[A-Z]*\b|\bPG50[69]\b|\bCMP 170HX\b", "8.0"),
     (r"\bT(4|10|40)G?\b", "7.5"),
-    (r"\bG?V100[A-Z]*\b|\bTITAN V\b|\bPG50[34]\b", "7.0"),
+    (r"\bG?V100[A-Z]*\b|\bTITAN V\b|\bPG50[034]\b", "7.0"),
     (r"\bG?P100[A-Z]*\b", "6.0"),
-    (r"\bP(4|6|40)\b", "6.1"),
+    (r"\bP(4|6|10|40)\b", "6.1"),
     (r"\b(Tesla|GRID) M10\b|\bM10-\d", "5.0"),
     (r"\bM(4|6|40|60)\b", "5.2"),
     (r"\bK80\b", "3.7"),
@@ -51,10 +51,13 @@ PRODUCT_NAMES = (
     (r"\bRTX 30[5-9]0|\bRTX 2050\b|\bMX570\b|\bCMP (70|90)HX\b", "8.6"),
     (r"\bRTX 20[6-9]0|\bGTX 16[0-9]{2}|\bTITAN RTX\b|\bMX[45]50\b|\bCMP (30|40|50)HX\b", "7.5"),
     (r"\bGTX 10[5-8]0|\bGT 10[1-3]0\b|\bTITAN (Xp|X \(Pascal\))|\bMX(150|230|250|3[0-9]0)\b|\bP10[0-9]-", "6.1"),
-    (r"\bTITAN X\b|\bGTX 9[5-8]0( Ti| SE)?\b(?! ?M)|\bGTX 9(65|70|80)M\b", "5.2"),
-    (r"\bGTX? 9[0-9]{2}M|\b9[0-9]{2}MX\b|\b9[3-6]0[MA]\b|\bGTX? 7(45|50)|\bGTX 8[56]0M\b|\b8[34]0[MA]\b|\bMX1[13]0\b",
-     "5.0"),
-    (r"\bGTX TITAN\b|\bGTX 780|\bGT 7[123]0\b|\bGT 640 rev|\b9[12]0M\b", "3.5"),
+    (r"\bTITAN X\b|\bGTX 9[5-8]0( Ti| SE| Mobile)?\b(?! ?M\b)|\b9(65|70|80)M\b", "5.2"),
+    (
+        r"\bGTX? 9[0-9]{2}M|\b9[0-9]{2}MX\b|\b9[3-6][05][MA]\b|\bGTX? 7(45|50)(?!M)|\bGTX 8[56]0M\b|\b8[34][05][MA]\b"
+        r"|\bMX1[13]0\b",
+        "5.0",
+    ),
+    (r"\bGTX TITAN\b|\bGTX 780(?!M)|\bGT 7[123]0\b|\b9[12]0M\b", "3.5"),
     (r"\bGTX? 6[0-9]{2}M?|\bGTX? 7[0-9]{2}M?|\bGTX 8[78]0M\b|\bGT 8[0-9]{2}M\b", "3.0"),
     # Quadro and its successors without the name
     (r"\bT(400|500|550|600|1000|1200|2000)\b|\bT4\d\d\b", "7.5"),
@@ -68,7 +71,7 @@ PRODUCT_NAMES = (
 #: (first PCI device id, last, compute capability), one row per GPU die of the PCI ID repository.
 PCI_DEVICES = (
     (0x0FC0, 0x0FFF, "3.0"),  # GK107
-    (0x1001, 0x102F, "3.5"),  # GK110 and GK110B; GK210 (0x102D, Tesla K80) is in PCI_EXCEPTIONS
+    (0x1001, 0x103F, "3.5"),  # GK110, GK110B, GK180
     (0x1180, 0x11FF, "3.0"),  # GK104, GK106
     (0x1280, 0x12BF, "3.5"),  # GK208
     (0x1340, 0x13BF, "5.0"),  # GM108, GM107
@@ -96,7 +99,7 @@ PCI_DEVICES = (
 PCI_EXCEPTIONS = {0x102D: "3.7", 0x2B00: "11.0"}  # GK210 (Tesla K80), Thor
 
 #: Architectures as NVIDIA names them (NVML, nvidia-smi's product_architecture) and their capabilities.
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "Kepler": ("3.0", "3.2", "3.5", "3.7"),
     "Maxwell": ("5.0", "5.2", "5.3"),
     "Pascal": ("6.0", "6.1", "6.2"),
@@ -111,7 +114,7 @@ ARCHITECTURES = {
 _RULES = tuple((re.compile(pattern, re.IGNORECASE), capability) for pattern, capability in PRODUCT_NAMES)
 
 
-def by_name(name):
+def by_name(name: str | None) -> str | None:
     """Compute capability ("9.0") by product name, vGPU profile or MIG device name; None if unknown."""
     plain = re.sub(r"^(NVIDIA\s+)+", "", " ".join((name or "").split()), flags=re.IGNORECASE)
     for pattern, capability in _RULES:
@@ -120,12 +123,12 @@ def by_name(name):
     return None
 
 
-def by_pci_device(pci_device_id):
+def by_pci_device(pci_device_id: str | int | None) -> str | None:
     """Compute capability by PCI device id, as nvidia-smi writes it ("233510DE"), or as a number (0x2335)."""
     number = pci_device_id
     if isinstance(number, str):
-        digits = re.sub(r"(?i)10de$", "", number.strip())
-        number = int(digits, 16) if re.match(r"(?i)(0x)?[0-9a-f]{1,6}$", digits) else None
+        match = re.match(r"(?i)\s*(?:0x)?([0-9a-f]{4})(?:10de)?\s*$", number)
+        number = int(match.group(1), 16) if match else None
     if number is None:
         return None
     if number in PCI_EXCEPTIONS:
@@ -133,13 +136,13 @@ def by_pci_device(pci_device_id):
     return next((capability for first, last, capability in PCI_DEVICES if first <= number <= last), None)
 
 
-def by_architecture(architecture):
+def by_architecture(architecture: str | None) -> str | None:
     """Compute capability by architecture name where that has but one; else None."""
     capabilities = ARCHITECTURES.get(architecture or "", ())
     return capabilities[0] if len(capabilities) == 1 else None
 
 
-def architecture_of(capability):
+def architecture_of(capability: str | None) -> str | None:
     """Architecture name ("Hopper") of a compute capability ("9.0"); None if unknown."""
     for name, capabilities in ARCHITECTURES.items():
         if capability in capabilities:
@@ -147,7 +150,9 @@ def architecture_of(capability):
     return None
 
 
-def find(name=None, pci_device_id=None, architecture=None):
+def find(
+    name: str | None = None, pci_device_id: str | int | None = None, architecture: str | None = None
+) -> tuple[str | None, str | None]:
     """(compute capability, key that gave it: "product_name", "pci_device_id" or "architecture"), or (None, None)."""
     for key, capability in (
         ("product_name", by_name(name)),

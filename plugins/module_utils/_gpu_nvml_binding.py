@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from ctypes import (
     CDLL,
-    POINTER,
     Structure,
     byref,
     c_char,
@@ -24,6 +23,7 @@ from ctypes import (
     create_string_buffer,
     sizeof,
 )
+from typing import Any, Callable, Sequence
 
 #: Where the library is when the dynamic linker does not know it: WSL2, NixOS, containers of GKE and EKS.
 LIBRARIES = (
@@ -34,14 +34,13 @@ LIBRARIES = (
 )
 
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE = 12, 13, 7
-VALUE_NOT_AVAILABLE = c_ulonglong(-1).value
 
 
 class NVMLError(Exception):
     """An NVML call failed; value is NVML's return code (nvmlReturn_t)."""
 
-    def __init__(self, value):
-        super().__init__("NVML return code %d" % value)
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML return code {value}")
         self.value = value
 
 
@@ -181,11 +180,11 @@ class Nvml:
 
     NVMLError = NVMLError
 
-    def __init__(self, libraries=LIBRARIES):
+    def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
         self._libraries = libraries
-        self._library = None
+        self._library: CDLL | None = None
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in FUNCTIONS:
             return lambda device, *values: self._device_call(name, device, values)
         if name in STRINGS:
@@ -194,7 +193,7 @@ class Nvml:
             return lambda: self._string(name, SYSTEM_STRINGS[name])
         raise AttributeError(name)
 
-    def nvmlInit(self):
+    def nvmlInit(self) -> None:
         """Load the library and connect to the driver."""
         for name in self._libraries:
             try:
@@ -206,35 +205,35 @@ class Nvml:
             raise NVMLError(LIBRARY_NOT_FOUND)
         self._call(("nvmlInit_v2", "nvmlInit"))
 
-    def nvmlShutdown(self):
+    def nvmlShutdown(self) -> None:
         """Leave the driver."""
         self._call(("nvmlShutdown",))
 
-    def nvmlSystemGetCudaDriverVersion(self):
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
         """13000 for CUDA 13.0, read from the installed libcuda where there is one."""
         version = c_int()
         self._call(("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"), byref(version))
         return version.value
 
-    def nvmlSystemGetProcessName(self, pid):
+    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
         """Path of a process's executable."""
         return self._string("nvmlSystemGetProcessName", 1024, c_uint(pid))
 
-    def nvmlDeviceGetCount(self):
+    def nvmlDeviceGetCount(self) -> int:
         """Number of GPUs, also of those that do not answer."""
         count = c_uint()
         self._call(("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"), byref(count))
         return count.value
 
-    def nvmlDeviceGetHandleByIndex(self, index):
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int | None:
         """Handle of a GPU."""
         handle = c_void_p()
         self._call(("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"), c_uint(index), byref(handle))
         return handle.value
 
-    def nvmlDeviceGetMemoryInfo(self, device, version=None):
+    def nvmlDeviceGetMemoryInfo(self, device: int, version: int | None = None) -> Memory | MemoryV2:
         """Memory in bytes; with a version also what is reserved for the driver (510 and newer)."""
-        memory = Memory()
+        memory: Memory | MemoryV2 = Memory()
         symbols = ("nvmlDeviceGetMemoryInfo",)
         if version:
             memory = MemoryV2(version=sizeof(MemoryV2) | (2 << 24))
@@ -242,60 +241,59 @@ class Nvml:
         self._call(symbols, c_void_p(device), byref(memory))
         return memory
 
-    def nvmlDeviceGetComputeRunningProcesses(self, device):
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[Any]:
         """Processes with a CUDA context."""
         return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, device):
+    def nvmlDeviceGetGraphicsRunningProcesses(self, device: int) -> list[Any]:
         """Processes with a graphics context."""
         return self._processes("nvmlDeviceGetGraphicsRunningProcesses", device)
 
-    def nvmlDeviceGetRetiredPages(self, device, cause):
+    def nvmlDeviceGetRetiredPages(self, device: int, cause: int) -> list[int]:
         """Addresses of retired pages."""
-        count = c_uint(0)
-        pages = POINTER(c_ulonglong)()
-        try:
-            self._call(("nvmlDeviceGetRetiredPages",), c_void_p(device), c_uint(cause), byref(count), pages)
-        except NVMLError as error:
-            if error.value != INSUFFICIENT_SIZE:
-                raise
-        return list(range(count.value))
+        count = self._size_needed("nvmlDeviceGetRetiredPages", c_void_p(device), c_uint(cause))
+        pages = (c_ulonglong * count.value)()
+        self._call(("nvmlDeviceGetRetiredPages",), c_void_p(device), c_uint(cause), byref(count), pages)
+        return list(pages[: count.value])
 
-    def nvmlDeviceGetAddressingMode(self, device):
+    def nvmlDeviceGetAddressingMode(self, device: int) -> int:
         """0 none, 1 HMM, 2 ATS."""
         mode = AddressingMode(version=sizeof(AddressingMode) | (1 << 24))
         self._call(("nvmlDeviceGetAddressingMode",), c_void_p(device), byref(mode))
-        return mode.value
+        return int(mode.value)
 
-    def c_nvmlGpuFabricInfo_v2_t(self):
+    def c_nvmlGpuFabricInfo_v2_t(self) -> FabricInfo:
         """An empty structure for nvmlDeviceGetGpuFabricInfoV."""
         return FabricInfo(version=sizeof(FabricInfo) | (2 << 24))
 
-    def nvmlDeviceGetGpuFabricInfoV(self, device, info):
+    def nvmlDeviceGetGpuFabricInfoV(self, device: int, info: Any) -> None:
         """Fill in the state of the NVLink fabric."""
         self._call(("nvmlDeviceGetGpuFabricInfoV",), c_void_p(device), info)
 
-    def _processes(self, name, device):
-        for suffix, structure in (("_v3", Process), ("_v2", Process), ("", ProcessV1)):
+    def _processes(self, name: str, device: int) -> list[Any]:
+        versions: tuple[tuple[str, type[Structure]], ...] = (("_v3", Process), ("_v2", Process), ("", ProcessV1))
+        for suffix, structure in versions:
             if self._find((name + suffix,)):
                 return self._process_list(name + suffix, structure, device)
         raise NVMLError(FUNCTION_NOT_FOUND)
 
-    def _process_list(self, symbol, structure, device):
-        # NVML tells the size that it needs; twice that, because processes may start between the two calls.
-        count = c_uint(0)
-        try:
-            self._call((symbol,), c_void_p(device), byref(count), None)
-            return []
-        except NVMLError as error:
-            if error.value != INSUFFICIENT_SIZE:
-                raise
-        count.value = count.value * 2 + 5
+    def _process_list(self, symbol: str, structure: type[Structure], device: int) -> list[Any]:
+        count = self._size_needed(symbol, c_void_p(device))
         entries = (structure * count.value)()
         self._call((symbol,), c_void_p(device), byref(count), entries)
         return list(entries[: count.value])
 
-    def _device_call(self, name, device, values):
+    def _size_needed(self, symbol: str, *arguments: Any) -> c_uint:
+        """NVML tells how many entries a list has; twice that and more, because it may grow before the next call."""
+        count = c_uint(0)
+        try:
+            self._call((symbol,), *(arguments + (byref(count), None)))
+        except NVMLError as error:
+            if error.value != INSUFFICIENT_SIZE:
+                raise
+        return c_uint(count.value * 2 + 5)
+
+    def _device_call(self, name: str, device: int, values: tuple[Any, ...]) -> Any:
         symbols, inputs, outputs = FUNCTIONS[name]
         arguments = [kind(value) for kind, value in zip(inputs, values)]
         results = [kind() for kind in outputs]
@@ -303,15 +301,15 @@ class Nvml:
         plain = [result if isinstance(result, Structure) else result.value for result in results]
         return plain[0] if len(plain) == 1 else plain
 
-    def _string(self, symbol, length, *arguments):
+    def _string(self, symbol: str, length: int, *arguments: Any) -> bytes:
         text = create_string_buffer(length)
         self._call((symbol,), *(arguments + (text, c_uint(length))))
         return text.value
 
-    def _find(self, symbols):
+    def _find(self, symbols: tuple[str, ...]) -> Any:
         return next((getattr(self._library, name) for name in symbols if hasattr(self._library, name)), None)
 
-    def _call(self, symbols, *arguments):
+    def _call(self, symbols: tuple[str, ...], *arguments: Any) -> None:
         function = self._find(symbols)
         if function is None:
             raise NVMLError(FUNCTION_NOT_FOUND)

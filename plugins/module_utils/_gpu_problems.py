@@ -12,6 +12,7 @@ Errors make a GPU, a host or a part of the facts unusable. Warnings leave the da
 from __future__ import annotations
 
 import re
+from typing import Any, Sequence
 
 #: code -> (severity, what is wrong, what to try next). NVIDIA's own wording is in SIGNATURES below.
 PROBLEMS = {
@@ -36,6 +37,16 @@ PROBLEMS = {
         "No CDI specification describes the device that was asked for",
         "Run 'nvidia-ctk cdi list'; if it is empty, 'nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml'.",
     ),
+    "compute_prohibited": (
+        "error",
+        "The GPU's compute mode forbids every CUDA program",
+        "Run 'nvidia-smi -i N -c DEFAULT'.",
+    ),
+    "container_cuda_requirement": (
+        "error",
+        "The image asks for a newer CUDA than the host's driver gives",
+        "Update the NVIDIA driver of the host, or pin an image that was built for an older CUDA.",
+    ),
     "container_device_access_lost": (
         "error",
         "NVML cannot reach the GPU devices: unknown error (in a running container: its device access was taken"
@@ -53,11 +64,6 @@ PROBLEMS = {
         "error",
         "The NVIDIA container toolkit could not prepare the container",
         "Run 'nvidia-smi' on the host itself first; if it works, 'nvidia-container-cli -k -d /dev/tty info'.",
-    ),
-    "container_cuda_requirement": (
-        "error",
-        "The image asks for a newer CUDA than the host's driver gives",
-        "Update the NVIDIA driver of the host, or pin an image that was built for an older CUDA.",
     ),
     "device_error": (
         "error",
@@ -80,6 +86,12 @@ PROBLEMS = {
         "Run 'modprobe nvidia' and 'dmesg | grep -i nvidia'; typical causes: a new kernel without a DKMS build,"
         " Secure Boot refusing the module, nouveau holding the card.",
     ),
+    "driver_timeout": (
+        "error",
+        "The NVIDIA driver did not answer in time",
+        "Run 'dmesg | grep -iE \"xid|nvidia\"'; a hung GPU needs a reset or a reboot. Without persistence mode the"
+        " first call is slow: 'nvidia-smi -pm 1', or raise the option timeout.",
+    ),
     "ecc_uncorrectable": (
         "warning",
         "The GPU's memory had uncorrectable ECC errors since the driver was loaded",
@@ -89,6 +101,12 @@ PROBLEMS = {
         "error",
         "A GPU lacks external power",
         "Check the power cables of the card.",
+    ),
+    "fabric_manager_down": (
+        "error",
+        "There are NVSwitches, but the fabric manager does not run: CUDA fails with 'system not yet initialized'",
+        "Run 'systemctl status nvidia-fabricmanager'; its version must equal the driver's. Then"
+        " 'systemctl enable --now nvidia-fabricmanager'.",
     ),
     "fabric_not_ready": (
         "error",
@@ -120,6 +138,11 @@ PROBLEMS = {
         "error",
         "The user may not open the NVIDIA device files",
         "Run the task with 'become: true', or add the user to the group of /dev/nvidiactl; check SELinux.",
+    ),
+    "jetson_without_nvml": (
+        "error",
+        "This Jetson's system has neither nvidia-smi nor NVML",
+        "Update it to JetPack 6 or newer.",
     ),
     "memory_from_host": (
         "warning",
@@ -161,12 +184,6 @@ PROBLEMS = {
         "nvidia-smi is not on this host's PATH",
         "Install the NVIDIA driver with its utilities (package nvidia-utils or nvidia-driver-cuda).",
     ),
-    "nvidia_smi_timeout": (
-        "error",
-        "The NVIDIA driver did not answer in time",
-        "Run 'dmesg | grep -iE \"xid|nvidia\"'; a hung GPU needs a reset or a reboot. Without persistence mode the"
-        " first call is slow: 'nvidia-smi -pm 1', or raise the option timeout.",
-    ),
     "nvidia_smi_usage": (
         "error",
         "This nvidia-smi does not know the option or field that it was asked for",
@@ -192,11 +209,6 @@ PROBLEMS = {
         "libnvidia-ml.so.1, a part of the NVIDIA driver, is not installed or not found",
         "Install the NVIDIA driver with its libraries, then run 'ldconfig'.",
     ),
-    "power_brake": (
-        "warning",
-        "The GPU is slowed down by its hardware",
-        "Check cooling, power supply and 'nvidia-smi -q -d PERFORMANCE'.",
-    ),
     "recovery_action": (
         "error",
         "The driver asks for a recovery of this GPU",
@@ -212,6 +224,11 @@ PROBLEMS = {
         "Failing memory of the GPU is replaced at its next reset",
         "Reset the GPU at the next chance ('nvidia-smi --gpu-reset -i N').",
     ),
+    "slowed_down": (
+        "warning",
+        "The GPU is slowed down by its hardware",
+        "Check cooling, power supply and 'nvidia-smi -q -d PERFORMANCE'.",
+    ),
     "topology_unknown": (
         "warning",
         "The connections between the GPUs could not be read",
@@ -222,10 +239,15 @@ PROBLEMS = {
         "The GPU is held by vfio-pci for a virtual machine",
         "Use the GPU inside that virtual machine, or give it back to the nvidia driver.",
     ),
-    "vgpu_unlicensed": (
+    "vgpu_guest": (
         "warning",
-        "The vGPU has no licence: after a while the driver slows it down",
-        "Check the licence token in /etc/nvidia/ClientConfigToken and 'systemctl status nvidia-gridd'.",
+        "This is a vGPU: it needs a licence, and has no NVLink and no peer access unless its profile gives them",
+        "Check 'nvidia-smi -q | grep -i license'; without one, the driver slows the vGPU down after a while.",
+    ),
+    "wsl": (
+        "warning",
+        "This is WSL2: the driver is Windows's, and does not tell how much memory each process uses",
+        "Treat the memory in use as that of others.",
     ),
     "wsl_driver_unavailable": (
         "error",
@@ -255,29 +277,42 @@ SIGNATURES = tuple(
         (r"GPU access blocked by the operating system", "wsl_driver_unavailable"),
         (r"(failed to initialize|shut ?down) NVML: N/A", "wsl_driver_unavailable"),
         (r"libnvidia-ml\.so(\.\d+)?.*cannot open shared object", "nvml_library_missing"),
-        (r"couldn't find libnvidia-ml|NVML shared library not found|library .?libnvidia-ml\S* not found",
-         "nvml_library_missing"),
+        (
+            r"couldn't find libnvidia-ml|NVML shared library not found|library .?libnvidia-ml\S* not found",
+            "nvml_library_missing",
+        ),
         (r"couldn't communicate with the NVIDIA driver|driver (is )?not loaded", "driver_not_loaded"),
         (r"nvml error: (driver )?not loaded|NVIDIA driver (is )?not (running|loaded)", "driver_not_loaded"),
         (r"GPU is lost|fallen off the bus|GPU has fallen", "gpu_lost"),
         (r"GPU requires reset|reset required", "gpu_requires_reset"),
         (r"unable to determine the device handle", "device_error"),
         (r"insufficient (external )?power", "external_power"),
-        (r"insufficient permissions?|suff[ei]?[ce]+i?ent permissions|permission denied|no permission",
-         "insufficient_permissions"),
-        (r"no devices were found|no (supported )?(GPUs|devices) (were )?found|device not found|"
-         r"no CUDA-capable device", "no_gpu"),
+        (
+            r"insufficient permissions?|suff[ei]?[ce]+i?ent permissions|permission denied|no permission",
+            "insufficient_permissions",
+        ),
+        (
+            r"no devices were found|no (supported )?(GPUs|devices) (were )?found|device not found|"
+            r"no CUDA-capable device",
+            "no_gpu",
+        ),
         (r"failed to initialize NVML: unknown error|nvml error: unknown error", "container_device_access_lost"),
         (r"info ?ROM is corrupted|corrupted info ?ROM", "inforom_corrupted"),
-        (r"is not a valid field to query|invalid (combination|argument|option)|"
-         r"must be used in conjunction with|unrecognized option|is not recognized\.", "nvidia_smi_usage"),
+        (
+            r"is not a valid field to query|invalid (combination|argument|option)|"
+            r"must be used in conjunction with|unrecognized option|is not recognized\.",
+            "nvidia_smi_usage",
+        ),
         (r"does not have or support nvlink|all links are inactive|NVLink is not supported", "nvlink_not_available"),
         (r"function not found|undefined symbol|symbol lookup error", "nvml_function_missing"),
         (r"not well-formed|mismatched tag|ExpatError|</?supported_(graphics|mem)_clock>", "xml_unreadable"),
         (r"nvidia-container-cli|nvidia-container-runtime-hook|nvidia-ctk", "container_toolkit_failed"),
-        (r"nvidia-smi.?:? (command not found|not found|No such file)|"
-         r"executable file not found in|nvidia-smi.*cannot execute|command not found", "nvidia_smi_missing"),
-        (r"timed? ?out|timeout", "nvidia_smi_timeout"),
+        (
+            r"nvidia-smi.?:? (command not found|not found|No such file)|"
+            r"executable file not found in|nvidia-smi.*cannot execute|command not found",
+            "nvidia_smi_missing",
+        ),
+        (r"timed? ?out|timeout", "driver_timeout"),
         (r"NVML: \w+|NVIDIA-SMI has failed", "nvml_failed"),
     )
 )
@@ -290,7 +325,7 @@ RETURN_CODES = {
     6: "no_gpu",
     8: "external_power",
     9: "driver_not_loaded",
-    10: "nvidia_smi_timeout",
+    10: "driver_timeout",
     12: "nvml_library_missing",
     13: "nvml_function_missing",
     14: "inforom_corrupted",
@@ -305,14 +340,16 @@ RETURN_CODES = {
 _BUS_ID = re.compile(r"\bGPU\s?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", re.IGNORECASE)
 
 
-def problem(code, gpu=None, detail=None, evidence=None):
+def problem(
+    code: str, gpu: int | None = None, detail: str | None = None, evidence: str | None = None
+) -> dict[str, Any]:
     """One problem of the table PROBLEMS, with the GPU's index, a detail (a value, a place) and its evidence."""
     severity, message, next_step = PROBLEMS[code]
     if gpu is not None:
-        message = "GPU %d: %s" % (gpu, message)
-        next_step = next_step.replace("-i N", "-i %d" % gpu)
+        message = f"GPU {gpu}: {message}"
+        next_step = next_step.replace("-i N", f"-i {gpu}")
     if detail:
-        message = "%s: %s" % (message, detail)
+        message = f"{message}: {detail}"
     return {
         "code": code,
         "severity": severity,
@@ -323,32 +360,32 @@ def problem(code, gpu=None, detail=None, evidence=None):
     }
 
 
-def classify(text, return_code=None):
+def classify(text: str, return_code: int | None = None) -> dict[str, Any] | None:
     """The problem that a message of nvidia-smi, NVML, Docker or the shell tells of; None if it tells of none.
 
     text is whatever was printed (stdout and stderr together); return_code helps where the text says nothing.
     """
     for pattern, code in SIGNATURES:
-        match = pattern.search(text or "")
+        match = pattern.search(text)
         if match:
             line = _line_at(text, match.start())
             bus_id = _BUS_ID.search(line)
             return problem(code, detail=bus_id.group(1) if bus_id else None, evidence=line)
     if not return_code:
         return None
-    evidence = (text or "").strip()[:400] or None
+    evidence = text.strip()[:400] or None
     return problem(
-        RETURN_CODES.get(return_code, "nvidia_smi_failed"), detail="exit code %d" % return_code, evidence=evidence
+        RETURN_CODES.get(return_code, "nvidia_smi_failed"), detail=f"exit code {return_code}", evidence=evidence
     )
 
 
-def _line_at(text, position):
+def _line_at(text: str, position: int) -> str:
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     return text[start : end if end >= 0 else len(text)].strip()
 
 
-def split(problems):
+def split(problems: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(errors, warnings) of a list of problems."""
     errors = [item for item in problems if item["severity"] == "error"]
     return errors, [item for item in problems if item["severity"] != "error"]

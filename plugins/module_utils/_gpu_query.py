@@ -3,49 +3,62 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Asks the host's NVIDIA driver, by the best source that works, and says what is wrong where none does.
 
-Private to the collection gpufleet.vllm.
+Private to the collection gpufleet.vllm. A query gives (host, problems); complete() adds what /proc and /sys tell and
+turns the problems into "errors" and "notices".
 """
 
 from __future__ import annotations
 
+import re
+from typing import Any, Collection, Mapping
+
 from . import _host_facts, _nvidia_smi, _nvml
 from ._gpu_command import call_in_child, find_program, run
+from ._gpu_compute_capability import architecture_of
 from ._gpu_nvml_binding import Nvml
-from ._gpu_problems import classify, problem, split
-from ._gpu_shape import judge, new_host, is_unified_memory, set_used_by_others
+from ._gpu_problems import classify, problem
+from ._gpu_shape import complete_gpu, is_unified_memory, judge, new_gpu, new_host, set_used_by_others
 
 #: Failures of NVML itself, after which nvidia-smi may still work. After any other (no driver, no permission, a hung
 #: driver) it would fail in the same way.
 TRY_NVIDIA_SMI = ("nvml_library_missing", "nvml_function_missing", "nvml_failed")
 
+#: Failures that keep nvidia-smi from describing the GPUs that still work.
+ONE_GPU_BROKEN = ("gpu_lost", "gpu_requires_reset", "device_error")
 
-def query(source, timeout, topology=True):
-    """The host's GPUs in the shape that gpu_info returns; never raises for anything that a driver does.
+CAPABILITY_QUERY = ["--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
 
-    source is "auto", "nvml" or "nvidia-smi"; timeout is in seconds, for each of the sources' calls.
+
+def query(source: str, timeout: float, topology: bool = True, root: str = "/") -> tuple[dict[str, Any], list[Any]]:
+    """(host, problems) of this host's GPUs; never raises for anything that a driver does.
+
+    source is "auto", "nvml" or "nvidia-smi"; timeout is in seconds, for each call of the source.
     """
     if source == "nvidia-smi":
-        return ask_nvidia_smi(timeout, topology)
-    host = ask_nvml(timeout, topology)
-    if source == "auto" and not host["gpus"] and any(error["code"] in TRY_NVIDIA_SMI for error in host["errors"]):
-        fallback = ask_nvidia_smi(timeout, topology)
-        if fallback["gpus"] or fallback["errors"][0]["code"] != "nvidia_smi_missing":
-            return fallback
-    return host
+        return ask_nvidia_smi(timeout, topology, root)
+    host, problems = ask_nvml(timeout, topology)
+    if source == "auto" and not host["gpus"] and any(item["code"] in TRY_NVIDIA_SMI for item in problems):
+        fallback, fallback_problems = ask_nvidia_smi(timeout, topology, root)
+        if fallback["gpus"] or fallback_problems[0]["code"] != "nvidia_smi_missing":
+            return fallback, fallback_problems
+    return host, problems
 
 
-def ask_nvml(timeout, topology=True):
-    """Through NVML, in a child process: by pynvml where it can be imported, else by our own binding."""
-    host, failure = call_in_child(lambda: _nvml.collect(_nvml_module(), topology), timeout)
-    if host is None:
-        host = new_host("nvml")
-        code = "nvidia_smi_timeout" if failure == "timeout" else "nvml_failed"
-        detail = "NVML took more than %s s" % timeout if failure == "timeout" else "the library ended its process"
-        host["errors"] = [problem(code, detail=detail)]
-    return host
+# --- NVML ---------------------------------------------------------------------------------------------------------
 
 
-def _nvml_module():
+def ask_nvml(timeout: float, topology: bool = True) -> tuple[dict[str, Any], list[Any]]:
+    """By pynvml where it can be imported, else by our own binding; in a child process, because NVML may hang."""
+    answer, failure = call_in_child(lambda: _nvml.collect(_nvml_module(), topology), timeout)
+    if failure is None:
+        host, problems = answer
+        return host, problems
+    code = "driver_timeout" if failure == "timeout" else "nvml_failed"
+    detail = f"NVML did not answer within {timeout:g} s" if failure == "timeout" else failure
+    return new_host("nvml"), [problem(code, detail=detail)]
+
+
+def _nvml_module() -> Any:
     try:
         import pynvml
     except ImportError:
@@ -53,64 +66,103 @@ def _nvml_module():
     return pynvml
 
 
-def ask_nvidia_smi(timeout, topology=True):
-    """Through nvidia-smi: one process, and one more each for what its XML lacks and this host has.
+# --- nvidia-smi ---------------------------------------------------------------------------------------------------
 
-    That is the topology of several GPUs, the names of MIG devices, the compute capability of an unknown card.
+
+def ask_nvidia_smi(timeout: float, topology: bool = True, root: str = "/") -> tuple[dict[str, Any], list[Any]]:
+    """One process, and one more each for what its XML lacks and this host has.
+
+    That is the topology of several GPUs, the UUIDs of MIG devices, the compute capability of an unknown card.
     """
     program = find_program("nvidia-smi")
     if program is None:
-        host = new_host("nvidia-smi")
-        host["errors"] = [problem("nvidia_smi_missing")]
-        return host
-    host = _ask_xml(program, timeout)
-    problems = host["errors"] + host["notices"]
-    if any(gpu["mig"]["instances"] for gpu in host["gpus"]):
-        add_mig_names(host["gpus"], _nvidia_smi.parse_list(_ask(program, ["-L"], timeout)))
-    if any(gpu["compute_capability"] is None for gpu in host["gpus"]):
-        _add_capabilities(host["gpus"], _ask(program, CAPABILITY_QUERY, timeout))
-    if topology and len(host["gpus"]) > 1:
-        problems += add_topology(host, _nvidia_smi.parse_topology(_ask(program, ["topo", "-m"], timeout)))
+        return new_host("nvidia-smi"), [problem("nvidia_smi_missing")]
+    host, problems = _ask_gpus(program, timeout, root)
+    gpus = host["gpus"]
+    if any(gpu["mig"]["instances"] for gpu in gpus):
+        add_mig_names(gpus, _nvidia_smi.parse_list(_ask(program, ["-L"], timeout)))
+    for gpu in gpus:
+        complete_gpu(gpu)
+    if any(gpu["compute_capability"] is None and gpu["state"] == "ok" for gpu in gpus):
+        add_capabilities(gpus, _ask(program, CAPABILITY_QUERY, timeout))
+    if topology and len(gpus) > 1:
+        matrix = _nvidia_smi.parse_topology(_ask(program, ["topo", "-m"], timeout))
+        problems += add_topology(host, matrix)
     elif topology:
-        host["links"] = [["X"] for gpu in host["gpus"]]
-    host["errors"], host["notices"] = split(problems)
-    return host
+        host["links"] = [["X"] for gpu in gpus]
+    return host, problems
 
 
-CAPABILITY_QUERY = ["--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
-
-
-def _ask(program, arguments, timeout):
+def _ask(program: str, arguments: list[str], timeout: float) -> str:
     """What nvidia-smi prints; nothing if it fails, because the caller can do without."""
     code, output, unused = run([program] + arguments, timeout)
     return output if code == 0 else ""
 
 
-def _ask_xml(program, timeout):
-    code, output, errors = run([program, "-q", "-x"], timeout)
+def _ask_gpus(program: str, timeout: float, root: str) -> tuple[dict[str, Any], list[Any]]:
+    host, problems = _ask_xml(program, [], timeout)
+    codes = {item["code"] for item in problems}
+    if not host["gpus"] and codes & set(ONE_GPU_BROKEN):
+        return _ask_working_gpus(program, timeout, problems[0], root) or (host, problems)
+    if "xml_unreadable" in codes:
+        described = _nvidia_smi.read_query_text(_ask(program, ["-q"], timeout))
+        if described["gpus"] and len(described["gpus"]) >= len(host["gpus"]):
+            return described, [dict(item, severity="warning") for item in problems]
+    return host, problems
+
+
+def _ask_xml(program: str, selection: list[str], timeout: float) -> tuple[dict[str, Any], list[Any]]:
+    code, output, errors = run([program, "-q", "-x"] + selection, timeout)
     if code is None:
-        host = new_host("nvidia-smi")
-        host["errors"] = [problem("nvidia_smi_timeout", detail="nvidia-smi -q -x took more than %s s" % timeout)]
-        return host
-    host = _nvidia_smi.parse_xml(output)
-    if any(error["code"] == "xml_unreadable" for error in host["errors"]):
-        host = _without_xml(program, timeout, host, classify(output + "\n" + errors, code))
-    return host
+        detail = f"nvidia-smi -q -x did not end within {timeout:g} s"
+        return new_host("nvidia-smi"), [problem("driver_timeout", detail=detail)]
+    host, problems = _nvidia_smi.read_xml(output)
+    if not host["gpus"]:
+        told = classify(output + "\n" + errors, code)
+        problems = [told] if told and told["severity"] == "error" else problems or [problem("no_gpu")]
+    return host, problems
 
 
-def _without_xml(program, timeout, host, reason):
-    """Where the XML cannot be read: what nvidia-smi said instead, or the same facts as text."""
-    if reason and reason["code"] != "xml_unreadable":
-        host["errors"] = [reason]
-        return host
-    from_text = _nvidia_smi.parse_query_text(_ask(program, ["-q"], timeout))
-    if len(from_text["gpus"]) < len(host["gpus"]) or not from_text["gpus"]:
-        return host
-    from_text["notices"].append(dict(host["errors"][0], severity="warning"))
-    return from_text
+def _ask_working_gpus(
+    program: str, timeout: float, failure: dict[str, Any], root: str
+) -> tuple[dict[str, Any], list[Any]] | None:
+    """One broken GPU makes nvidia-smi fail for all: leave out those that it names, and ask for the others.
+
+    The driver lists its GPUs in /proc/driver/nvidia/gpus, the broken ones too. None if no other GPU answers.
+    """
+    every = [_bus_key(name) for name in _host_facts.driver_gpus(root)]
+    broken: dict[int, dict[str, Any]] = {}
+    while True:
+        named = re.search(r"GPU\s?([0-9A-Fa-f:.]+[0-9A-Fa-f])", failure["evidence"] or "")
+        key = _bus_key(named.group(1)) if named else None
+        if key not in every or every.index(key) in broken:
+            return None
+        broken[every.index(key)] = failure
+        rest = [name for index, name in enumerate(every) if index not in broken]
+        if not rest:
+            return None
+        host, problems = _ask_xml(program, ["-i", ",".join(rest)], timeout)
+        if host["gpus"]:
+            break
+        failure = problems[0]
+    for gpu in host["gpus"]:
+        gpu["index"] = every.index(_bus_key(gpu["pci_bus_id"]))
+    host["gpus"] += [
+        dict(new_gpu(index), state=item["code"], pci_bus_id=every[index]) for index, item in broken.items()
+    ]
+    host["gpus"].sort(key=lambda gpu: int(gpu["index"]))
+    return host, problems
 
 
-def add_mig_names(gpus, listed):
+def _bus_key(bus_id: str) -> str:
+    """NVIDIA's form of a PCI bus id: eight digits of domain, in capitals."""
+    domain, colon, rest = bus_id.partition(":")
+    if rest.count(":") == 0:
+        domain, rest = "0", bus_id
+    return f"{int(domain, 16):08X}:{rest.upper()}"
+
+
+def add_mig_names(gpus: list[dict[str, Any]], listed: list[dict[str, Any]]) -> None:
     """Set UUID and profile of the MIG devices, which only "nvidia-smi -L" tells; both count the same devices."""
     by_uuid = {entry["uuid"]: entry for entry in listed}
     for gpu in gpus:
@@ -121,86 +173,120 @@ def add_mig_names(gpus, listed):
                 instance["uuid"], instance["profile"] = device["uuid"], device["profile"]
 
 
-def _add_capabilities(gpus, text):
-    """A driver before 470 does not know the field and says nothing: the capability stays unknown."""
+def add_capabilities(gpus: list[dict[str, Any]], text: str) -> None:
+    """Set what the driver itself says of cards that the tables do not know; drivers before 470 do not say it."""
     rows = _nvidia_smi.parse_csv(text, ("uuid", "compute_cap"))
     capabilities = {row["uuid"]: row["compute_cap"] for row in rows}
     for gpu in gpus:
         if gpu["compute_capability"] is None and capabilities.get(gpu["uuid"]):
             gpu["compute_capability"] = capabilities[gpu["uuid"]]
             gpu["compute_capability_source"] = "driver"
-            gpu["architecture"] = gpu["architecture"] or _architecture(gpu)
+            gpu["architecture"] = gpu["architecture"] or architecture_of(gpu["compute_capability"])
 
 
-def _architecture(gpu):
-    from ._gpu_compute_capability import architecture_of
-
-    return architecture_of(gpu["compute_capability"])
-
-
-def add_topology(host, topology):
+def add_topology(host: dict[str, Any], topology: dict[str, Any]) -> list[dict[str, Any]]:
     """Set links and affinities; the problems are those of a matrix that does not describe the GPUs."""
     if len(topology["links"]) != len(host["gpus"]):
         return [problem("topology_unknown")]
     host["links"] = topology["links"]
-    for gpu in host["gpus"]:
-        at = gpu["index"]
-        numa = (topology["numa_affinity"] or {at: None})[at]
-        gpu_numa = (topology["gpu_numa_id"] or {at: None})[at]
-        gpu["numa_node"] = int(numa) if (numa or "").isdigit() else None
-        gpu["gpu_numa_id"] = int(gpu_numa) if (gpu_numa or "").isdigit() else None
-        gpu["cpu_affinity"] = (topology["cpu_affinity"] or {at: None})[at]
+    for position, gpu in enumerate(host["gpus"]):
+        for target, column in (("numa_node", "numa_affinity"), ("gpu_numa_id", "gpu_numa_id")):
+            text = topology[column][position] if topology[column] else None
+            gpu[target] = int(text) if text and text.isdigit() else None
+        gpu["cpu_affinity"] = topology["cpu_affinity"][position] if topology["cpu_affinity"] else None
     return []
 
 
 # --- with what the host itself tells ------------------------------------------------------------------------------
 
 
-def complete(host, own_containers=(), names=None, root="/"):
-    """Add what /proc and /sys tell: locality, containers, versions, the memory of machines without memory on the card."""
+def complete(
+    host: dict[str, Any],
+    problems: list[dict[str, Any]],
+    own_containers: Collection[str] = (),
+    container_names: Mapping[str, str] | None = None,
+    root: str = "/",
+) -> dict[str, Any]:
+    """Add what /proc and /sys tell (locality, containers, versions, unified memory), judge, and return the host."""
     host["kernel_module_version"] = _host_facts.kernel_module_version(root)
     host["library_version"] = _host_facts.installed_library_version(root) or host["library_version"]
-    _host_facts.name_containers(host["gpus"], names or {}, root)
-    memory = _host_facts.memory(root)
-    for gpu in host["gpus"]:
-        for key, value in _host_facts.pci_locality(gpu["pci_bus_id"], root).items():
-            gpu[key] = gpu[key] if value is None else value
-        if gpu["state"] == "ok" and gpu["memory_total_mib"] is None and is_unified_memory(gpu):
-            gpu["memory_total_mib"] = memory["memory_total_mib"]
-            gpu["memory_free_mib"] = memory["memory_available_mib"]
-            gpu["memory_source"] = "host"
-    kept = [item for item in host["errors"] + host["notices"] if item["gpu"] is None or item["code"] == "xml_unreadable"]
-    kept = [item for item in kept if item["code"] != "attached_gpus_missing"]
-    judge(host, kept)
+    _host_facts.name_containers(host["gpus"], container_names or {}, root)
+    _add_locality(host["gpus"], root)
+    _add_unified_memory(host["gpus"], _host_facts.memory(root))
     for gpu in host["gpus"]:
         set_used_by_others(gpu, own_containers)
-    explain_absence(host, root)
-    return host
+    if not host["gpus"]:
+        host["pci_gpus"] = _host_facts.pci_gpus(root)
+        problems = [_explain(host, problems[0], root)] + problems[1:] if problems else [problem("no_gpu")]
+    elif _host_facts.is_wsl(root):
+        problems = problems + [problem("wsl")]
+    host["fabric_manager"] = _fabric_manager(root)
+    return judge(host, problems + _fabric_manager_problems(host))
 
 
-def explain_absence(host, root="/"):
-    """Where no GPU was found, say which case it is: no card, no driver, another driver, a driver that does not load."""
-    if host["gpus"] or not host["errors"]:
-        return
-    cards = _host_facts.pci_gpus(root)
-    host["pci_gpus"] = cards
-    code = host["errors"][0]["code"]
-    if code not in ("nvml_library_missing", "nvidia_smi_missing", "driver_not_loaded", "no_gpu"):
-        return
-    reason = _absence(cards, code, host["library_version"], root)
-    if reason:
-        detail = ", ".join("%s (%s)" % (card["pci_bus_id"], card["kernel_driver"] or "no driver") for card in cards)
-        host["errors"] = [problem(reason, detail=detail or None, evidence=host["errors"][0]["evidence"])]
+def _add_locality(gpus: list[dict[str, Any]], root: str) -> None:
+    for gpu in gpus:
+        for key, value in _host_facts.pci_locality(gpu["pci_bus_id"], root).items():
+            gpu[key] = gpu[key] if value is None else value
 
 
-def _absence(cards, code, library_version, root):
-    drivers = {card["kernel_driver"] for card in cards}
+def _add_unified_memory(gpus: list[dict[str, Any]], memory: dict[str, int | None]) -> None:
+    """Machines whose GPU has no memory of its own: the host's memory is the GPU's."""
+    total, available = memory["memory_total_mib"], memory["memory_available_mib"]
+    for gpu in gpus:
+        complete_gpu(gpu)
+        if gpu["state"] == "ok" and is_unified_memory(gpu) and total is not None and available is not None:
+            gpu["memory_total_mib"] = total
+            gpu["memory_free_mib"] = available
+            gpu["memory_used_mib"] = total - available
+            gpu["memory_source"] = "host"
+
+
+def _fabric_manager(root: str) -> dict[str, Any] | None:
+    """{"nvswitches", "running"} where there are NVSwitches; else None: no fabric manager is needed on this host."""
+    switches = _host_facts.nvswitch_count(root)
+    if not switches:
+        return None
+    running = _host_facts.unit_is_active("nvidia-fabricmanager.service", root) or _host_facts.is_running(
+        "nv-fabricmanager", root
+    )
+    return {"nvswitches": switches, "running": running}
+
+
+def _fabric_manager_problems(host: dict[str, Any]) -> list[dict[str, Any]]:
+    manager = host["fabric_manager"]
+    ready = bool(host["gpus"]) and all(gpu["fabric"]["state"] == "Completed" for gpu in host["gpus"])
+    if manager and not manager["running"] and not ready:
+        return [problem("fabric_manager_down", detail=f"{manager['nvswitches']} NVSwitches")]
+    return []
+
+
+def _explain(host: dict[str, Any], failure: dict[str, Any], root: str) -> dict[str, Any]:
+    """Where no GPU was found, say which case it is: no card, no driver, another driver, two versions of the driver."""
+    cards = host["pci_gpus"]
+    detail = ", ".join(f"{card['pci_bus_id']} ({card['kernel_driver'] or 'no driver'})" for card in cards) or None
+    code = failure["code"]
+    if code == "driver_library_mismatch":
+        detail = f"kernel module {host['kernel_module_version']}, library {host['library_version']}"
+        return problem(code, detail=detail, evidence=failure["evidence"])
+    if code in ("nvml_library_missing", "nvidia_smi_missing", "driver_not_loaded", "no_gpu"):
+        code = _absence({card["kernel_driver"] for card in cards}, host, code, root)
+        return problem(code, detail=detail, evidence=failure["evidence"])
+    return failure
+
+
+def _absence(drivers: set[str | None], host: dict[str, Any], code: str, root: str) -> str:
+    """The code that tells more than "no library" or "not loaded"; drivers are those of the NVIDIA cards on the bus."""
     if "nouveau" in drivers:
         return "nouveau"
-    if cards and drivers <= {"vfio-pci"}:
+    if drivers == {"vfio-pci"}:
         return "vfio"
-    if cards and library_version is None and code != "driver_not_loaded":
-        return "driver_not_installed"
-    if not cards and not _host_facts.is_wsl(root) and _host_facts.kernel_module_version(root) is None:
+    if _host_facts.is_wsl(root):
+        return "wsl_driver_unavailable"
+    if _host_facts.is_jetson(root):
+        return "jetson_without_nvml"
+    if not drivers and host["kernel_module_version"] is None:
         return "no_gpu"
-    return None
+    if drivers and host["kernel_module_version"] is None and host["library_version"] is None:
+        return "driver_not_installed"
+    return code

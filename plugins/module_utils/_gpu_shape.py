@@ -9,16 +9,21 @@ that the source does not tell. plugins/modules/gpu_info.py documents every key.
 
 from __future__ import annotations
 
+from typing import Any, Iterable
+
 from . import _gpu_compute_capability as compute_capability
 from ._gpu_problems import problem, split
 
 #: Clock event reasons that hold a GPU back; idle, application clocks, sync boost and power cap are normal life.
 HARDWARE_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
+#: Compute capabilities of chips without memory of their own: Jetson (3.2 to 8.7), Thor (11.0), GB10 (12.1).
+SYSTEMS_ON_A_CHIP = ("3.2", "5.3", "6.2", "7.2", "8.7", "11.0", "12.1")
+
 FABRIC_READY = ("Completed", "N/A", "Not Supported", None)
 
 
-def new_gpu(index):
+def new_gpu(index: int) -> dict[str, Any]:
     """A GPU of which nothing is known yet but its index (the driver's order, by PCI bus)."""
     return {
         "index": index,
@@ -62,7 +67,7 @@ def new_gpu(index):
     }
 
 
-def new_mig_instance(index):
+def new_mig_instance(index: int) -> dict[str, Any]:
     """A MIG device (a compute instance in a GPU instance) of which only the index is known."""
     return {
         "index": index,
@@ -76,8 +81,8 @@ def new_mig_instance(index):
     }
 
 
-def new_host(source):
-    """A host without GPUs; source is "nvml", "nvidia-smi" or None (no driver answered)."""
+def new_host(source: str) -> dict[str, Any]:
+    """A host without GPUs; source is "nvml" or "nvidia-smi"."""
     return {
         "driver_version": None,
         "cuda_driver_version": None,
@@ -92,10 +97,10 @@ def new_host(source):
     }
 
 
-def judge(host, problems=()):
+def judge(host: dict[str, Any], problems: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """Fill in what follows from the facts (capability, state, others' memory, errors, notices) and return the host.
 
-    problems are those that the source met itself. May be called again when facts were added.
+    problems are those that the source of the facts met itself.
     """
     problems = list(problems)
     for gpu in host["gpus"]:
@@ -103,13 +108,13 @@ def judge(host, problems=()):
         problems += gpu_problems(gpu)
     attached = host["attached_gpus"]
     if attached and attached > len(host["gpus"]):
-        detail = "%d attached, %d described" % (attached, len(host["gpus"]))
+        detail = f"{attached} attached, {len(host['gpus'])} described"
         problems.append(problem("attached_gpus_missing", detail=detail))
     host["errors"], host["notices"] = split(problems)
     return host
 
 
-def complete_gpu(gpu):
+def complete_gpu(gpu: dict[str, Any]) -> None:
     """Fill in compute capability, architecture and memory source where the source of the facts left them out."""
     if gpu["compute_capability"] is None:
         gpu["compute_capability"], gpu["compute_capability_source"] = compute_capability.find(
@@ -119,10 +124,11 @@ def complete_gpu(gpu):
         gpu["architecture"] = compute_capability.architecture_of(gpu["compute_capability"])
     if gpu["memory_source"] is None and gpu["memory_total_mib"] is not None:
         gpu["memory_source"] = "card"
-    set_used_by_others(gpu, ())
+    if gpu["memory_used_by_others_mib"] is None:
+        set_used_by_others(gpu, ())
 
 
-def set_used_by_others(gpu, own_containers):
+def set_used_by_others(gpu: dict[str, Any], own_containers: Iterable[str]) -> None:
     """Memory that is used by anything but the processes of own_containers (names).
 
     That is used memory less our own, never the sum of the process list: the list leaves out what other process
@@ -138,7 +144,7 @@ def set_used_by_others(gpu, own_containers):
         gpu["memory_used_by_others_mib"] = sum(known) if len(known) == len(others) else None
 
 
-def gpu_problems(gpu):
+def gpu_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     """Everything that is wrong with one GPU, as a list of problems."""
     index = gpu["index"]
     found = []
@@ -146,10 +152,10 @@ def gpu_problems(gpu):
         found.append(problem(gpu["state"], gpu=index, detail=gpu["pci_bus_id"]))
     else:
         found += _memory_problems(gpu)
-    return found + _mig_problems(gpu) + _health_problems(gpu) + _fabric_problems(gpu)
+    return found + _mode_problems(gpu) + _health_problems(gpu) + _fabric_problems(gpu)
 
 
-def _memory_problems(gpu):
+def _memory_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     if gpu["memory_source"] == "host":
         return [problem("memory_from_host", gpu=gpu["index"], detail=gpu["name"])]
     if gpu["memory_total_mib"] is None and gpu["mig"]["mode"] == "Enabled":
@@ -159,25 +165,28 @@ def _memory_problems(gpu):
     return []
 
 
-def is_unified_memory(gpu):
-    """Whether the GPU has no memory of its own (GB10, Jetson): the driver gives no total and the chip is a known one.
+def is_unified_memory(gpu: dict[str, Any]) -> bool:
+    """Whether the GPU has no memory of its own: the driver gives no total, and the chip or its addressing mode fits.
 
-    Addressing mode ATS alone does not tell: GB200 has it too, with memory of its own.
+    The addressing mode alone does not tell: GB200 has ATS too, and memory of its own.
     """
-    if gpu["memory_total_mib"] is not None and gpu["memory_source"] != "host":
+    if gpu["memory_total_mib"] is not None or gpu["mig"]["mode"] == "Enabled":
         return False
-    return gpu["compute_capability"] in ("3.2", "5.3", "6.2", "7.2", "8.7", "11.0", "12.1") or (
-        gpu["addressing_mode"] == "ATS" and gpu["mig"]["mode"] != "Enabled"
-    )
+    return gpu["compute_capability"] in SYSTEMS_ON_A_CHIP or gpu["addressing_mode"] == "ATS"
 
 
-def _mig_problems(gpu):
+def _mode_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
     if gpu["mig"]["mode"] == "Enabled" and not gpu["mig"]["instances"]:
-        return [problem("mig_without_instances", gpu=gpu["index"])]
-    return []
+        found.append(problem("mig_without_instances", gpu=gpu["index"]))
+    if gpu["compute_mode"] == "Prohibited":
+        found.append(problem("compute_prohibited", gpu=gpu["index"]))
+    if gpu["virtualization_mode"] == "VGPU":
+        found.append(problem("vgpu_guest", gpu=gpu["index"], detail=gpu["name"]))
+    return found
 
 
-def _health_problems(gpu):
+def _health_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     index = gpu["index"]
     if gpu["remapped_rows"]["failure"]:
@@ -190,21 +199,21 @@ def _health_problems(gpu):
         found.append(problem("recovery_action", gpu=index, detail=gpu["recovery_action"]))
     slowdowns = [reason for reason in gpu["throttle_reasons"] if reason in HARDWARE_SLOWDOWNS]
     if slowdowns:
-        found.append(problem("power_brake", gpu=index, detail=", ".join(slowdowns)))
+        found.append(problem("slowed_down", gpu=index, detail=", ".join(slowdowns)))
     return found
 
 
-def _fabric_problems(gpu):
+def _fabric_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     fabric = gpu["fabric"]
     status_failed = fabric["state"] == "Completed" and fabric["status"] not in (None, "Success", "N/A")
     if gpu["state"] == "ok" and (fabric["state"] not in FABRIC_READY or status_failed):
-        detail = "state %s, status %s" % (fabric["state"], fabric["status"])
+        detail = f"state {fabric['state']}, status {fabric['status']}"
         return [problem("fabric_not_ready", gpu=gpu["index"], detail=detail)]
     if fabric["health"] not in (None, "Healthy"):
         return [problem("fabric_unhealthy", gpu=gpu["index"], detail=fabric["health"])]
     return []
 
 
-def mib(byte_count):
+def mib(byte_count: int | None) -> int | None:
     """Bytes as MiB, rounded to the nearest as nvidia-smi prints them; None stays None."""
     return None if byte_count is None else (byte_count + (1 << 19)) >> 20

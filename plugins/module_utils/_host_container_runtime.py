@@ -15,6 +15,7 @@ import json
 import os
 import re
 import socket
+from typing import Any, Sequence
 
 from ._gpu_command import find_program, run
 from ._host_facts import read_text
@@ -30,32 +31,32 @@ NVIDIACTL_LINK = "/dev/char/195:255"
 class _SocketConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
-    def __init__(self, path, timeout):
+    def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
 
-    def connect(self):
+    def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
 
-def docker_get(path, timeout, sockets=DOCKER_SOCKETS):
+def docker_get(path: str, timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> tuple[Any, str | None]:
     """(answer of the Docker Engine API as Python data, None), or (None, why there is none)."""
-    reason = "no socket at %s" % sockets[0]
+    reason = f"no socket at {sockets[0]}"
     for name in _socket_paths(sockets):
         connection = _SocketConnection(name, timeout)
         try:
             connection.request("GET", path)
             return json.loads(connection.getresponse().read().decode("utf-8", "replace")), None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = "%s: %s" % (name, error)
+            reason = f"{name}: {error}"
         finally:
             connection.close()
     return None, reason
 
 
-def _socket_paths(sockets):
+def _socket_paths(sockets: Sequence[str]) -> list[str]:
     """Docker's own setting first; both usual paths are one file on most hosts."""
     chosen = os.environ.get("DOCKER_HOST", "")
     paths = [chosen[len("unix://") :]] if chosen.startswith("unix://") else []
@@ -66,7 +67,7 @@ def _socket_paths(sockets):
     return paths
 
 
-def container_names(timeout, sockets=DOCKER_SOCKETS):
+def container_names(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> dict[str, str]:
     """{container id: name} of the running containers; empty where Docker does not answer."""
     containers = docker_get("/containers/json", timeout, sockets)[0]
     if not isinstance(containers, list):
@@ -74,7 +75,7 @@ def container_names(timeout, sockets=DOCKER_SOCKETS):
     return {entry["Id"]: entry["Names"][0].lstrip("/") for entry in containers if entry.get("Names")}
 
 
-def container_runtime(timeout, sockets=DOCKER_SOCKETS):
+def container_runtime(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> dict[str, Any]:
     """What a deployment must know about Docker and the NVIDIA container toolkit on this host."""
     info, reason = docker_get("/info", timeout, sockets)
     facts = describe_docker_info(info if isinstance(info, dict) else {})
@@ -86,7 +87,7 @@ def container_runtime(timeout, sockets=DOCKER_SOCKETS):
     return facts
 
 
-def describe_docker_info(info):
+def describe_docker_info(info: dict[str, Any]) -> dict[str, Any]:
     """The facts in Docker's own description of itself (GET /info, or docker info --format '{{json .}}')."""
     runtimes = info.get("Runtimes") or {}
     discovered = [device.get("ID", "") for device in info.get("DiscoveredDevices") or ()]
@@ -103,14 +104,14 @@ def describe_docker_info(info):
     }
 
 
-def _toolkit_version(timeout):
+def _toolkit_version(timeout: float) -> str | None:
     program = find_program("nvidia-ctk")
     text = run([program, "--version"], timeout)[1] if program else ""
     match = re.search(r"version (\d+\.\d+\.\d+\S*)", text)
     return match.group(1) if match else None
 
 
-def _toolkit_config(text):
+def _toolkit_config(text: str | None) -> dict[str, Any]:
     """The two settings of the toolkit that decide how a container gets its GPUs."""
     mode = re.search(r'^\s*mode\s*=\s*"(\w+)"', text or "", re.MULTILINE)
     no_cgroups = re.search(r"^\s*no-cgroups\s*=\s*(true|false)", text or "", re.MULTILINE)
@@ -120,19 +121,21 @@ def _toolkit_config(text):
     }
 
 
-def _cdi_devices(directories):
+def _cdi_devices(directories: Sequence[str]) -> list[str]:
     """Devices of the CDI specifications, for engines that do not list them (Docker before 28.2)."""
-    devices = []
+    devices: list[str] = []
     for directory in directories or CDI_DIRECTORIES:
         for path in sorted(glob.glob(os.path.join(directory, "*"))):
             devices += parse_cdi_specification(read_text(path))
     return devices
 
 
-def parse_cdi_specification(text):
-    """Full device names (nvidia.com/gpu=0) in a CDI specification, YAML or JSON."""
-    kind = re.search(r'"?\bkind"?:\s*"?(nvidia\.com/[\w.-]+)', text or "")
-    if not kind:
-        return []
-    names = re.findall(r'^\s*(?:-\s+|[{,]\s*)?"?name"?:\s*"?([^\s",}]+)', text, re.MULTILINE)
-    return ["%s=%s" % (kind.group(1), name) for name in names]
+def parse_cdi_specification(text: str | None) -> list[str]:
+    """Full device names (nvidia.com/gpu=0) in a CDI specification, JSON or YAML as nvidia-ctk writes it."""
+    try:
+        specification = json.loads(text or "")
+        kind, names = specification["kind"], [device["name"] for device in specification["devices"]]
+    except (ValueError, KeyError, TypeError):
+        kind = "".join(re.findall(r"^kind:\s*[\"']?([\w./-]+)", text or "", re.MULTILINE)[:1])
+        names = re.findall(r"^\s*(?:-\s+)?name:\s*[\"']?([^\s\"']+)", text or "", re.MULTILINE)
+    return [f"{kind}={name}" for name in names] if kind == "nvidia.com/gpu" else []

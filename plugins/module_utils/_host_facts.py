@@ -12,23 +12,49 @@ from __future__ import annotations
 import glob
 import os
 import re
+from typing import Any, Mapping
 
 NVIDIA_VENDOR = "0x10de"
-#: PCI classes "VGA", "3D" and "display" controller, and "bridge/other", which is what an NVSwitch says it is.
+#: PCI classes "VGA", "3D" and "display" controller.
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380")
-NVSWITCH_CLASS = "0x0680"
+#: PCI devices that are NVSwitches of the V100, A100 and H100 generations; for a host whose driver is not loaded.
+NVSWITCH_DEVICES = ("0x1ac0", "0x1ac1", "0x1ac2", "0x1af1", "0x22a3")
 
 #: File systems whose data come over a network (their names in /proc/self/mountinfo).
 NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afs beegfs ceph cifs fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.rclone fuse.s3fs fuse.sshfs glusterfs"
-    " gpfs lustre ncpfs nfs nfs4 orangefs panfs smb3 smbfs virtiofs wekafs".split()
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.juicefs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "orangefs",
+        "panfs",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+        "wekafs",
+    ]
 )
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 _LXC = re.compile(r"/lxc(?:\.payload)?[./]([^/]+)")
 
 
-def read_text(path):
+def read_text(path: str) -> str | None:
     """Contents of a small file, stripped; None where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -40,7 +66,7 @@ def read_text(path):
 # --- PCI ----------------------------------------------------------------------------------------------------------
 
 
-def pci_gpus(root="/"):
+def pci_gpus(root: str = "/") -> list[dict[str, Any]]:
     """NVIDIA GPUs on the PCI bus, with or without a driver: [{"pci_bus_id", "pci_device_id", "kernel_driver"}]."""
     return [
         {
@@ -48,33 +74,36 @@ def pci_gpus(root="/"):
             "pci_device_id": (read_text(os.path.join(path, "device")) or "")[2:].upper() + "10DE",
             "kernel_driver": _link_name(os.path.join(path, "driver")),
         }
-        for path in _nvidia_devices(root, GPU_CLASSES)
+        for path in _nvidia_devices(root)
+        if (read_text(os.path.join(path, "class")) or "").startswith(GPU_CLASSES)
     ]
 
 
-def nvswitch_count(root="/"):
+def nvswitch_count(root: str = "/") -> int:
     """Number of NVSwitches: as the driver lists them, else as the PCI bus does."""
     listed = glob.glob(os.path.join(root, "proc/driver/nvidia-nvswitch/devices/*"))
-    return len(listed) or len(_nvidia_devices(root, (NVSWITCH_CLASS,)))
+    devices = [read_text(os.path.join(path, "device")) for path in _nvidia_devices(root)]
+    return len(listed) or len([device for device in devices if device in NVSWITCH_DEVICES])
 
 
-def _nvidia_devices(root, classes):
-    paths = []
-    for path in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
-        if read_text(os.path.join(path, "vendor")) == NVIDIA_VENDOR:
-            if (read_text(os.path.join(path, "class")) or "").startswith(classes):
-                paths.append(path)
-    return paths
+def _nvidia_devices(root: str) -> list[str]:
+    paths = sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*")))
+    return [path for path in paths if read_text(os.path.join(path, "vendor")) == NVIDIA_VENDOR]
 
 
-def _link_name(path):
+def driver_gpus(root: str = "/") -> list[str]:
+    """PCI bus ids of the GPUs that the NVIDIA driver holds, in its order, also of those that do not answer."""
+    return sorted(os.path.basename(path) for path in glob.glob(os.path.join(root, "proc/driver/nvidia/gpus/*")))
+
+
+def _link_name(path: str) -> str | None:
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
         return None
 
 
-def pci_locality(pci_bus_id, root="/"):
+def pci_locality(pci_bus_id: str | None, root: str = "/") -> dict[str, Any]:
     """{"numa_node", "cpu_affinity"} of a PCI device; None where the kernel knows none (it says -1)."""
     path = _pci_path(pci_bus_id, root)
     node = read_text(os.path.join(path, "numa_node")) if path else None
@@ -84,12 +113,12 @@ def pci_locality(pci_bus_id, root="/"):
     }
 
 
-def _pci_path(pci_bus_id, root):
+def _pci_path(pci_bus_id: str | None, root: str) -> str | None:
     """The kernel writes four digits of the PCI domain, NVIDIA eight; Azure and GB10 use more than four."""
     match = re.match(r"([0-9A-Fa-f]+):(.+)$", pci_bus_id or "")
     if not match:
         return None
-    name = "%04x:%s" % (int(match.group(1), 16), match.group(2).lower())
+    name = f"{int(match.group(1), 16):04x}:{match.group(2).lower()}"
     path = os.path.join(root, "sys/bus/pci/devices", name)
     return path if os.path.isdir(path) else None
 
@@ -97,14 +126,14 @@ def _pci_path(pci_bus_id, root):
 # --- driver files -------------------------------------------------------------------------------------------------
 
 
-def kernel_module_version(root="/"):
+def kernel_module_version(root: str = "/") -> str | None:
     """Version of the NVIDIA kernel module that is loaded; None if none is."""
     text = read_text(os.path.join(root, "proc/driver/nvidia/version")) or ""
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return match.group(1) if match else read_text(os.path.join(root, "sys/module/nvidia/version"))
 
 
-def installed_library_version(root="/"):
+def installed_library_version(root: str = "/") -> str | None:
     """Version of the NVIDIA driver library that is installed, by its file name; None if there is none."""
     for directory in ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/*-linux-gnu/nvidia/current"):
         for path in sorted(glob.glob(os.path.join(root, directory, "libnvidia-ml.so.*.*")), reverse=True):
@@ -112,21 +141,31 @@ def installed_library_version(root="/"):
     return None
 
 
-def is_wsl(root="/"):
+def is_wsl(root: str = "/") -> bool:
     """Whether this is WSL2, where Windows owns the driver."""
     return "microsoft" in (read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or "").lower()
 
 
-def unit_is_active(unit, root="/"):
+def is_jetson(root: str = "/") -> bool:
+    """Whether this is an NVIDIA Tegra board."""
+    return "nvidia,tegra" in (read_text(os.path.join(root, "proc/device-tree/compatible")) or "")
+
+
+def unit_is_active(unit: str, root: str = "/") -> bool:
     """Whether systemd runs a service, by its control group (v2 or v1), without starting systemctl."""
-    groups = ("sys/fs/cgroup/system.slice/%s", "sys/fs/cgroup/systemd/system.slice/%s")
-    return any(os.path.isdir(os.path.join(root, group % unit)) for group in groups)
+    groups = ("sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice")
+    return any(os.path.isdir(os.path.join(root, group, unit)) for group in groups)
+
+
+def is_running(program: str, root: str = "/") -> bool:
+    """Whether a process of this name runs, in a container perhaps; the kernel keeps 15 characters of a name."""
+    return any(read_text(path) == program[:15] for path in glob.glob(os.path.join(root, "proc/[0-9]*/comm")))
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def memory(root="/"):
+def memory(root: str = "/") -> dict[str, int | None]:
     """RAM and shared memory of the host in MiB."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE))
     return {
@@ -138,22 +177,22 @@ def memory(root="/"):
     }
 
 
-def _kib_to_mib(text):
+def _kib_to_mib(text: str | None) -> int | None:
     return int(text) // 1024 if text else None
 
 
-def _file_system_mib(path, field):
+def _file_system_mib(path: str, field: str) -> int | None:
     try:
         status = os.statvfs(path)
     except OSError:
         return None
-    return getattr(status, field) * status.f_frsize >> 20
+    return int(getattr(status, field)) * status.f_frsize >> 20
 
 
 # --- disk ---------------------------------------------------------------------------------------------------------
 
 
-def disk(path, root="/"):
+def disk(path: str, root: str = "/") -> dict[str, Any]:
     """The disk that holds path, or that would hold it: the nearest directory that exists counts.
 
     {"path", "exists", "mount_point", "file_system", "source", "network", "rotational", "total_mib", "free_mib",
@@ -168,23 +207,23 @@ def disk(path, root="/"):
         "file_system": mount.get("file_system"),
         "source": mount.get("source"),
         "network": mount.get("file_system") in NETWORK_FILE_SYSTEMS if mount else None,
-        "rotational": _is_rotational(existing, mount, root),
+        "rotational": _is_rotational(mount, root),
         "total_mib": _file_system_mib(existing, "f_blocks"),
         "free_mib": _file_system_mib(existing, "f_bavail"),
         "read_only": mount.get("read_only"),
     }
 
 
-def _nearest_existing(path):
+def _nearest_existing(path: str) -> str:
     path = os.path.realpath(path)
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
     return path
 
 
-def _mount_of(path, root):
+def _mount_of(path: str, root: str) -> dict[str, Any]:
     """The last mount (later ones cover earlier ones) with the longest mount point above path."""
-    best = {}
+    best: dict[str, Any] = {}
     for line in (read_text(os.path.join(root, "proc/self/mountinfo")) or "").splitlines():
         left, separator, right = line.partition(" - ")
         fields, tail = left.split(), right.split()
@@ -194,12 +233,17 @@ def _mount_of(path, root):
         is_above = path == point or path.startswith(point.rstrip("/") + "/")
         if is_above and len(point) >= len(best.get("mount_point", "")):
             read_only = "ro" in fields[5].split(",") or "ro" in (tail[2].split(",") if len(tail) > 2 else ())
-            best = {"mount_point": point, "file_system": tail[0], "source": tail[1], "device": fields[2],
-                    "read_only": read_only}
+            best = {
+                "mount_point": point,
+                "file_system": tail[0],
+                "source": tail[1],
+                "device": fields[2],
+                "read_only": read_only,
+            }
     return best
 
 
-def _is_rotational(path, mount, root):
+def _is_rotational(mount: dict[str, Any], root: str) -> bool | None:
     """True if any disk below is rotational. Device mapper, RAID and partitions are followed down to their disks."""
     for device in (mount.get("device"), _device_number(mount.get("source"))):
         block = os.path.realpath(os.path.join(root, "sys/dev/block", device or "-"))
@@ -209,16 +253,16 @@ def _is_rotational(path, mount, root):
     return None
 
 
-def _device_number(source):
+def _device_number(source: str | None) -> str | None:
     """Btrfs gives its mounts numbers of their own; the device behind them is the source."""
     try:
         number = os.stat(source or "").st_rdev
     except OSError:
         return None
-    return "%d:%d" % (os.major(number), os.minor(number)) if number else None
+    return f"{os.major(number)}:{os.minor(number)}" if number else None
 
 
-def _rotational_flags(block):
+def _rotational_flags(block: str) -> list[bool]:
     slaves = glob.glob(os.path.join(block, "slaves", "*"))
     if slaves:
         return [flag for slave in slaves for flag in _rotational_flags(os.path.realpath(slave))]
@@ -232,13 +276,13 @@ def _rotational_flags(block):
 # --- containers of processes --------------------------------------------------------------------------------------
 
 
-def container_ids(cgroup_text):
+def container_ids(cgroup_text: str | None) -> list[str]:
     """Container ids in the text of /proc/PID/cgroup, the outermost first; LXC containers by their name.
 
     Docker, containerd, CRI-O and Podman all name the control group by the 64 digits of the container, as a directory
     (cgroupfs driver) or in a scope (systemd driver: docker-ID.scope, libpod-ID.scope), with cgroup v1 and v2.
     """
-    best = []
+    best: list[str] = []
     for line in (cgroup_text or "").splitlines():
         path = line.split(":", 2)[-1]
         found = _CONTAINER_ID.findall(path) or _LXC.findall(path)
@@ -247,14 +291,14 @@ def container_ids(cgroup_text):
     return best
 
 
-def process_container_ids(pid, root="/"):
+def process_container_ids(pid: int, root: str = "/") -> list[str]:
     """container_ids of a running process; none if it has ended or belongs to another process name space."""
     return container_ids(read_text(os.path.join(root, "proc", str(pid), "cgroup")))
 
 
-def name_containers(gpus, names, root="/"):
+def name_containers(gpus: list[dict[str, Any]], names: Mapping[str, str], root: str = "/") -> None:
     """Set the container of each GPU process: its name where the engine knows it ({id: name}), else its short id."""
-    cache = {}
+    cache: dict[int, str | None] = {}
     for process in (process for gpu in gpus for process in gpu["processes"]):
         pid = process["pid"]
         if pid not in cache:
@@ -262,7 +306,7 @@ def name_containers(gpus, names, root="/"):
         process["container"] = cache[pid]
 
 
-def _container_name(ids, names):
+def _container_name(ids: list[str], names: Mapping[str, str]) -> str | None:
     # An engine inside a container knows the inner id, an engine on the host the outer one.
     for container_id in reversed(ids):
         if container_id in names:

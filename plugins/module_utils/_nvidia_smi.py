@@ -4,7 +4,8 @@
 """Reads what nvidia-smi prints, of every driver generation from 375 to 610.
 
 Private to the collection gpufleet.vllm, but parse_xml is a stable contract.
-parse_xml("nvidia-smi -q -x") and parse_query_text("nvidia-smi -q") give the shape that gpu_info returns;
+parse_xml("nvidia-smi -q -x") gives the shape that gpu_info returns, read_xml and read_query_text ("nvidia-smi -q")
+the same before judgement;
 parse_topology("topo -m"), parse_list("-L") and parse_csv("--query-... --format=csv") add what these two lack:
 pair topology, MIG UUIDs and profiles, compute capability.
 No function raises on odd input: what cannot be read is None, and why is told in "errors".
@@ -13,6 +14,7 @@ No function raises on odd input: what cannot be read is None, and why is told in
 from __future__ import annotations
 
 import re
+from typing import Any, Sequence
 from xml.etree import ElementTree
 
 from ._gpu_problems import classify, problem
@@ -42,35 +44,39 @@ NOT_A_VALUE = frozenset(
 STATES = {"gpu is lost": "gpu_lost", "gpu requires reset": "gpu_requires_reset"}
 
 
-def parse_xml(text):
+def parse_xml(text: str) -> dict[str, Any]:
     """The host that the output of "nvidia-smi -q -x" describes, in the shape that gpu_info returns.
 
     Takes any DTD version, with or without declaration, DOCTYPE, leading blanks or trailing warnings. Broken GPU
     elements are told in "errors" while the others are read. Other text (an error message) gives no GPUs and the error.
     """
-    log, problems = _read_log(text or "")
+    return judge(*read_xml(text))
+
+
+def read_xml(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(host, problems met in reading it) of the output of "nvidia-smi -q -x", not yet judged."""
+    log, problems = _read_log(text)
     if log is None:
-        host = new_host("nvidia-smi")
-        host["errors"] = problems
-        return host
-    trailing = (text or "").rpartition("</nvidia_smi_log>")[2]
-    warning = classify(trailing)
-    return _host(log, problems + ([warning] if warning else []))
+        return new_host("nvidia-smi"), problems
+    warning = classify(text.rpartition("</nvidia_smi_log>")[2])
+    return _host(log), problems + ([warning] if warning else [])
 
 
-def parse_query_text(text):
-    """The same from the output of "nvidia-smi -q", for a driver whose XML cannot be read."""
-    return _host(_tree_of_text(text or ""), [])
+def read_query_text(text: str) -> dict[str, Any]:
+    """The host by the output of "nvidia-smi -q", for a driver whose XML cannot be read; not yet judged."""
+    return _host(_tree_of_text(text))
 
 
 # --- XML, well-formed or not -------------------------------------------------------------------------------------
 
 
-def _read_log(text):
+def _read_log(text: str) -> tuple[ElementTree.Element | None, list[dict[str, Any]]]:
     """(element nvidia_smi_log or None, problems)."""
     match = re.search(r"<nvidia_smi_log\b.*?(</nvidia_smi_log>|\Z)", text, re.DOTALL)
     if not match:
-        return None, [classify(text) or problem("xml_unreadable", evidence=text.strip()[:400] or "no output")]
+        told = classify(text)
+        unreadable = problem("xml_unreadable", evidence=text.strip()[:400] or "no output")
+        return None, [told] if told and told["severity"] == "error" else [unreadable] + ([told] if told else [])
     # The list of supported clocks is most of the text, is not needed, and is known to be malformed at times.
     body = re.sub(r"<supported_clocks>.*?</supported_clocks>", "", match.group(0), flags=re.DOTALL)
     body = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd]", "?", body)
@@ -80,7 +86,7 @@ def _read_log(text):
         return _salvage(body, str(error))
 
 
-def _salvage(body, reason):
+def _salvage(body: str, reason: str) -> tuple[ElementTree.Element, list[dict[str, Any]]]:
     """Read the GPU elements one by one; those that are broken are told."""
     log = ElementTree.Element("nvidia_smi_log")
     head = body.partition("<gpu ")[0]
@@ -96,7 +102,7 @@ def _salvage(body, reason):
     return log, problems or [problem("xml_unreadable", evidence=reason)]
 
 
-def _read_gpu(block):
+def _read_gpu(block: str) -> ElementTree.Element | None:
     """One gpu element, at need without its processes, whose names may hold anything."""
     for candidate in (block, re.sub(r"<processes>.*?</processes>", "", block, flags=re.DOTALL)):
         try:
@@ -142,11 +148,14 @@ TEXT_TAGS = {
 }
 
 
-def _tree_of_text(text):
+_TEXT_GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,}:[0-9A-Fa-f:.]+)\s*$")
+
+
+def _tree_of_text(text: str) -> ElementTree.Element:
     log = ElementTree.Element("nvidia_smi_log")
     open_sections = [(-1, log)]
     for line in text.splitlines():
-        title, separator, value = (part.strip() for part in _title_and_value(line))
+        title, separator, value = (part.strip() for part in line.partition(" :"))
         if not title or title.startswith("="):
             continue
         indent = len(line) - len(line.lstrip())
@@ -158,14 +167,8 @@ def _tree_of_text(text):
     return log
 
 
-def _title_and_value(line):
-    if re.match(r"GPU [0-9A-Fa-f]+:", line):
-        return line, "", ""
-    return re.match(r"(.*?)(?:(\s:)(?:\s|$)(.*))?$", line).groups(default="")
-
-
-def _append(parent, title, value):
-    if re.match(r"GPU [0-9A-Fa-f]+:", title):
+def _append(parent: ElementTree.Element, title: str, value: str) -> ElementTree.Element:
+    if _TEXT_GPU.match(title):
         return ElementTree.SubElement(parent, "gpu", id=title[4:])
     name = re.sub(r"\W+", "_", title.lower()).strip("_")
     if parent.tag == "processes" and name == "process_id":
@@ -181,16 +184,16 @@ def _append(parent, title, value):
 # --- from the tree to the shape -----------------------------------------------------------------------------------
 
 
-def _host(log, problems):
+def _host(log: ElementTree.Element) -> dict[str, Any]:
     host = new_host("nvidia-smi")
     host["driver_version"] = _version(log, "driver_version", "kmd_version")
     host["cuda_driver_version"] = _version(log, "cuda_version", "cuda_umd_version")
     host["attached_gpus"] = _number(_text(log, "attached_gpus"))
     host["gpus"] = [_gpu(element, index) for index, element in enumerate(log.findall("gpu"))]
-    return judge(host, problems)
+    return host
 
 
-def _version(log, *tags):
+def _version(log: ElementTree.Element, *tags: str) -> str | None:
     """The first that is a version: 610 adds "[Deprecated; ...]", 430 in a container says "Not Found"."""
     for tag in tags:
         match = re.match(r"\d+(\.\d+)+", _text(log, tag) or "")
@@ -199,7 +202,7 @@ def _version(log, *tags):
     return None
 
 
-def _text(element, *paths):
+def _text(element: ElementTree.Element, *paths: str) -> str | None:
     """The first of the paths that has a value, as text; None where all are missing or not available."""
     for path in paths:
         value = " ".join((element.findtext(path) or "").split())
@@ -208,22 +211,22 @@ def _text(element, *paths):
     return None
 
 
-def _number(text):
+def _number(text: str | None) -> int | None:
     """The integer in "81559 MiB", "16x" or "300.00 W" (rounded); None where there is none."""
     match = re.match(r"-?\d+(\.\d+)?", text or "")
     return int(round(float(match.group(0)))) if match else None
 
 
-def _decimal(text):
+def _decimal(text: str | None) -> float | None:
     match = re.match(r"-?\d+(\.\d+)?", text or "")
     return float(match.group(0)) if match else None
 
 
-def _flag(text):
+def _flag(text: str | None) -> bool | None:
     return {"yes": True, "no": False}.get((text or "").lower())
 
 
-def _gpu(element, index):
+def _gpu(element: ElementTree.Element, index: int) -> dict[str, Any]:
     gpu = new_gpu(index)
     gpu["state"] = _state(element)
     _set_identity(gpu, element)
@@ -234,13 +237,13 @@ def _gpu(element, index):
     _set_health(gpu, element)
     _set_fabric(gpu, element)
     gpu["mig"]["instances"] = [
-        _mig_instance(device, position) for position, device in enumerate(element.findall("mig_devices/mig_device"))
+        _mig_instance(device, position) for position, device in enumerate(element.findall(".//mig_device"))
     ]
     gpu["processes"] = [_process(entry) for entry in element.findall("processes/process_info")]
     return gpu
 
 
-def _state(element):
+def _state(element: ElementTree.Element) -> str:
     for child in element.iter():
         state = STATES.get((child.text or "").strip().strip("[]").lower())
         if state:
@@ -250,7 +253,7 @@ def _state(element):
     return "ok"
 
 
-def _set_identity(gpu, element):
+def _set_identity(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["uuid"] = _text(element, "uuid")
     gpu["name"] = _text(element, "product_name")
     gpu["pci_bus_id"] = _text(element, "pci/pci_bus_id") or element.get("id")
@@ -259,12 +262,12 @@ def _set_identity(gpu, element):
     gpu["architecture"] = _text(element, "product_architecture")
 
 
-def _set_memory(gpu, element):
+def _set_memory(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     for key in ("total", "free", "used", "reserved"):
-        gpu["memory_%s_mib" % key] = _number(_text(element, "fb_memory_usage/" + key))
+        gpu[f"memory_{key}_mib"] = _number(_text(element, "fb_memory_usage/" + key))
 
 
-def _set_modes(gpu, element):
+def _set_modes(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["mig"]["mode"] = _text(element, "mig_mode/current_mig")
     gpu["mig"]["pending_mode"] = _text(element, "mig_mode/pending_mig")
     gpu["ecc"]["mode"] = _text(element, "ecc_mode/current_ecc")
@@ -276,7 +279,7 @@ def _set_modes(gpu, element):
     gpu["display_active"] = _text(element, "display_active")
 
 
-def _set_pcie(gpu, element):
+def _set_pcie(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     link = "pci/pci_gpu_link_info/"
     gpu["pcie"] = {
         "generation_current": _number(_text(element, link + "pcie_gen/current_link_gen")),
@@ -286,12 +289,16 @@ def _set_pcie(gpu, element):
     }
 
 
-def _set_power_and_clocks(gpu, element):
+def _set_power_and_clocks(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     sections = ("gpu_power_readings", "power_readings")
     tags = {
         "draw_w": ("power_draw", "average_power_draw", "instant_power_draw"),
-        "limit_w": ("current_power_limit", "enforced_power_limit", "power_limit",
-                    "gpu_ceiling_power_limit/current_power_limit"),
+        "limit_w": (
+            "current_power_limit",
+            "enforced_power_limit",
+            "power_limit",
+            "gpu_ceiling_power_limit/current_power_limit",
+        ),
         "default_limit_w": ("default_power_limit", "gpu_ceiling_power_limit/default_power_limit"),
         "min_limit_w": ("min_power_limit",),
         "max_limit_w": ("max_power_limit",),
@@ -306,15 +313,17 @@ def _set_power_and_clocks(gpu, element):
     gpu["utilization_percent"] = _number(_text(element, "utilization/gpu_util"))
 
 
-def _set_health(gpu, element):
+def _set_health(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["throttle_reasons"] = _throttle_reasons(element)
     for scope in ("volatile", "aggregate"):
         gpu["ecc"]["uncorrected_" + scope] = _uncorrected(element, scope)
     gpu["retired_pages"] = {
-        "single_bit": _number(_text(element, "retired_pages/multiple_single_bit_retirement/retired_count",
-                                    "retired_pages/single_bit_ecc")),
-        "double_bit": _number(_text(element, "retired_pages/double_bit_retirement/retired_count",
-                                    "retired_pages/double_bit_ecc")),
+        "single_bit": _number(
+            _text(element, "retired_pages/multiple_single_bit_retirement/retired_count", "retired_pages/single_bit_ecc")
+        ),
+        "double_bit": _number(
+            _text(element, "retired_pages/double_bit_retirement/retired_count", "retired_pages/double_bit_ecc")
+        ),
         "pending": _flag(_text(element, "retired_pages/pending_retirement", "retired_pages/pending_blacklist")),
     }
     gpu["remapped_rows"] = {
@@ -326,7 +335,7 @@ def _set_health(gpu, element):
     gpu["recovery_action"] = _text(element, "gpu_recovery_action")
 
 
-def _throttle_reasons(element):
+def _throttle_reasons(element: ElementTree.Element) -> list[str]:
     """Active reasons by NVIDIA's short names; their prefix changed with 535 ("throttle" to "event")."""
     reasons = []
     for section in ("clocks_event_reasons", "clocks_throttle_reasons"):
@@ -337,21 +346,21 @@ def _throttle_reasons(element):
     return reasons
 
 
-def _uncorrected(element, scope):
+def _uncorrected(element: ElementTree.Element, scope: str) -> int | None:
     """Uncorrected ECC errors: a total before Turing ("double_bit/total"), parts since; None where nothing is told."""
-    total = _number(_text(element, "ecc_errors/%s/double_bit/total" % scope))
+    total = _number(_text(element, f"ecc_errors/{scope}/double_bit/total"))
     if total is not None:
         return total
     counts = [
         _number(_text(counter, "."))
-        for counter in element.findall("ecc_errors/%s/*" % scope)
+        for counter in element.findall(f"ecc_errors/{scope}/*")
         if "uncorrectable" in counter.tag
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
-def _set_fabric(gpu, element):
+def _set_fabric(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["fabric"] = {
         "state": _text(element, "fabric/state"),
         "status": _text(element, "fabric/status"),
@@ -361,7 +370,7 @@ def _set_fabric(gpu, element):
     }
 
 
-def _fabric_health(element):
+def _fabric_health(element: ElementTree.Element) -> str | None:
     """Healthy, or what is not: the summary (580 and newer), else the single indicators (570)."""
     unhealthy = [
         tag
@@ -376,11 +385,11 @@ def _fabric_health(element):
     ]
     summary = _text(element, "fabric/health/summary")
     if unhealthy:
-        return "%s (%s)" % (summary or "Unhealthy", ", ".join(unhealthy))
+        return f"{summary or 'Unhealthy'} ({', '.join(unhealthy)})"
     return summary
 
 
-def _mig_instance(device, position):
+def _mig_instance(device: ElementTree.Element, position: int) -> dict[str, Any]:
     instance = new_mig_instance(position)
     index = _number(_text(device, "index"))
     instance["index"] = position if index is None else index
@@ -388,11 +397,11 @@ def _mig_instance(device, position):
     for key in ("gpu_instance_id", "compute_instance_id"):
         instance[key] = _number(_text(device, key))
     for key in ("total", "free", "used"):
-        instance["memory_%s_mib" % key] = _number(_text(device, "fb_memory_usage/" + key))
+        instance[f"memory_{key}_mib"] = _number(_text(device, "fb_memory_usage/" + key))
     return instance
 
 
-def _process(entry):
+def _process(entry: ElementTree.Element) -> dict[str, Any]:
     return {
         "pid": _number(_text(entry, "pid")),
         "name": _text(entry, "process_name"),
@@ -410,14 +419,14 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINK = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|C2C|N/A)$")
 
 
-def parse_topology(text):
+def parse_topology(text: str) -> dict[str, Any]:
     """The matrix of "nvidia-smi topo -m".
 
     Returns {"devices": all of the matrix, "links": matrix of the GPUs ("X", "NV18", "PIX", "PXB", "PHB", "NODE",
     "SYS"), "nic_links": {NIC: [its link to each GPU]}, "cpu_affinity", "numa_affinity", "gpu_numa_id": one a GPU,
     None where N/A or blank}. An affinity column that this driver does not have gives None instead of the list.
     """
-    lines = [_ESCAPE.sub("", line).rstrip() for line in (text or "").splitlines()]
+    lines = [_ESCAPE.sub("", line).rstrip() for line in text.splitlines()]
     start = next((at for at, line in enumerate(lines) if re.match(r"\s+GPU\d+\b", line)), None)
     if start is None:
         return {"devices": [], "links": [], "nic_links": {}, **{key: None for key in _AFFINITY_COLUMNS.values()}}
@@ -431,33 +440,33 @@ def parse_topology(text):
     return _topology(devices, columns, rows)
 
 
-def _topology_header(line):
+def _topology_header(line: str) -> tuple[list[str], list[str]]:
     columns = [key for title, key in _AFFINITY_COLUMNS.items() if title in line]
     for title in _AFFINITY_COLUMNS:
         line = line.replace(title, " ")
     return line.split(), columns
 
 
-def _topology_row(line, count):
+def _topology_row(line: str, count: int) -> tuple[list[str], list[str]]:
     """(links, affinity cells). Tabs keep blank cells apart; a copy with blanks instead has none to keep."""
-    match = re.match(r"\s*\S+((?:\s+\S+){0,%d})" % count, line)
-    links = match.group(1).split()
-    rest = line[match.end() :]
+    words = list(re.finditer(r"\S+", line))[1 : count + 1]
+    links = [word.group(0) for word in words]
+    rest = line[words[-1].end() :] if words else ""
     if "\t" not in line:
         return links, rest.split()
     cells = [cell.strip() for cell in rest.split("\t")[1:]]
     return links, cells
 
 
-def _topology(devices, columns, rows):
+def _topology(devices: list[str], columns: list[str], rows: dict[str, tuple[list[str], list[str]]]) -> dict[str, Any]:
     gpus = [name for name in devices if re.match(r"GPU\d+$", name)]
     positions = [devices.index(name) for name in gpus]
 
-    def links_to_gpus(name):
+    def links_to_gpus(name: str) -> list[str | None]:
         links = rows.get(name, ([], []))[0]
         return [_link(links[at]) if at < len(links) else None for at in positions]
 
-    result = {
+    result: dict[str, Any] = {
         "devices": devices,
         "links": [links_to_gpus(name) for name in gpus],
         "nic_links": {name: links_to_gpus(name) for name in devices if name not in gpus and name in rows},
@@ -468,11 +477,11 @@ def _topology(devices, columns, rows):
     return result
 
 
-def _link(cell):
+def _link(cell: str) -> str | None:
     return cell if _LINK.match(cell) and cell != "N/A" else None
 
 
-def _affinity(cells, columns):
+def _affinity(cells: list[str], columns: list[str]) -> dict[str, str | None]:
     """{column: value}. nvidia-smi writes one tab too many before its last column and before an N/A."""
     values = list(cells)
     while len(values) > len(columns) and "" in values:
@@ -484,13 +493,13 @@ def _affinity(cells, columns):
 # --- -L and CSV ---------------------------------------------------------------------------------------------------
 
 
-def parse_list(text):
+def parse_list(text: str) -> list[dict[str, Any]]:
     """GPUs and MIG devices of "nvidia-smi -L".
 
     [{"index", "name", "uuid", "mig": [{"index", "profile", "uuid"}]}]
     """
-    gpus = []
-    for line in (text or "").splitlines():
+    gpus: list[dict[str, Any]] = []
+    for line in text.splitlines():
         gpu = re.match(r"\s*GPU (\d+): (.*?)\s*\(UUID: ([^()]*)\)\s*$", line)
         mig = re.match(r"\s*MIG (\S+)\s+Device\s+(\d+): \(UUID: ([^()]*)\)", line)
         if gpu:
@@ -500,13 +509,13 @@ def parse_list(text):
     return gpus
 
 
-def parse_csv(text, fields=None):
+def parse_csv(text: str, fields: Sequence[str] | None = None) -> list[dict[str, str | None]]:
     """Rows of "nvidia-smi --query-...=FIELDS --format=csv[,noheader][,nounits]" as dicts by field name.
 
     fields (their names, in order) is needed with noheader. Values lose their unit ("81559 MiB" is "81559"); what is
     not available is None. A field that may hold commas (process_name) is found by counting from both ends.
     """
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if fields is None:
         if not lines:
             return []
@@ -514,7 +523,7 @@ def parse_csv(text, fields=None):
     return [_csv_row(line, fields) for line in lines if "," in line or len(fields) == 1]
 
 
-def _csv_row(line, fields):
+def _csv_row(line: str, fields: Sequence[str]) -> dict[str, str | None]:
     cells = [cell.strip() for cell in line.split(",")]
     surplus = len(cells) - len(fields)
     if surplus > 0 and "process_name" in fields:
@@ -523,7 +532,7 @@ def _csv_row(line, fields):
     return {field: _csv_value(cell) for field, cell in zip(fields, cells)}
 
 
-def _csv_value(cell):
+def _csv_value(cell: str) -> str | None:
     if cell.strip("[]").lower() in NOT_A_VALUE:
         return None
     return re.sub(r"^(-?\d+(?:\.\d+)?) (MiB|W|MHz|%|us)$", r"\1", cell)

@@ -10,10 +10,11 @@ nvidia-smi -q -x prints for them, so that both sources give the same.
 from __future__ import annotations
 
 from ctypes import byref
+from typing import Any
 
 from ._gpu_compute_capability import ARCHITECTURES
 from ._gpu_problems import RETURN_CODES, problem
-from ._gpu_shape import judge, mib, new_gpu, new_host, new_mig_instance
+from ._gpu_shape import mib, new_gpu, new_host, new_mig_instance
 
 ENABLED = {0: "Disabled", 1: "Enabled"}
 COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
@@ -54,38 +55,37 @@ GPU_STATES = {15: "gpu_lost", 16: "gpu_requires_reset"}
 GPU_INSTANCE_NOT_AVAILABLE = 0xFFFFFFFF
 
 
-def collect(nvml, topology=True):
-    """The host as NVML describes it. nvml is the module pynvml, or an object with the same functions.
+def collect(nvml: Any, topology: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(host, problems met in reading it) by NVML, not yet judged. nvml is pynvml, or an object with its functions.
 
-    Never raises an NVML error: a driver that does not answer is told in "errors", a value that the driver does not
-    have is None, a GPU that is lost is in the list with its state.
+    Never raises an NVML error: a driver that does not answer is a problem, a value that the driver does not have is
+    None, a GPU that is lost is in the list with its state.
     """
     host = new_host("nvml")
     reader = _Reader(nvml)
     failure = reader.attempt("nvmlInit")[1]
     if failure is not None:
-        host["errors"] = [nvml_problem(failure)]
-        return host
+        return host, [nvml_problem(failure)]
     try:
         _read_host(host, reader, topology)
     finally:
         reader.attempt("nvmlShutdown")
-    return host
+    return host, [] if host["gpus"] else [problem("no_gpu")]
 
 
-def nvml_problem(code):
+def nvml_problem(code: int) -> dict[str, Any]:
     """The problem that an NVML return code (nvmlReturn_t) tells of."""
-    return problem(RETURN_CODES.get(code, "nvml_failed"), detail="NVML return code %s" % code)
+    return problem(RETURN_CODES.get(code, "nvml_failed"), detail=f"NVML return code {code}")
 
 
 class _Reader:
     """Calls NVML by name; what a driver or a pynvml does not have reads as None."""
 
-    def __init__(self, nvml):
+    def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self.state = "ok"
 
-    def attempt(self, name, *arguments):
+    def attempt(self, name: str, *arguments: Any) -> tuple[Any, int | None]:
         """(result, None) or (None, NVML return code)."""
         function = getattr(self._nvml, name, None)
         if function is None:
@@ -96,20 +96,23 @@ class _Reader:
             self.state = GPU_STATES.get(error.value, self.state)
             return None, error.value
 
-    def read(self, name, *arguments):
+    def read(self, name: str, *arguments: Any) -> Any:
+        """The result, None for whatever cannot be had; text always as str (pynvml before 11.5 gives bytes)."""
         result = self.attempt(name, *arguments)[0]
         return result.decode("utf-8", "replace") if isinstance(result, bytes) else result
 
-    def structure(self, name):
+    def structure(self, name: str) -> Any:
+        """An empty structure of pynvml, None where this pynvml does not have it."""
         kind = getattr(self._nvml, name, None)
         return kind() if kind else None
 
 
-def _read_host(host, reader, topology):
+def _read_host(host: dict[str, Any], reader: _Reader, topology: bool) -> None:
     host["driver_version"] = reader.read("nvmlSystemGetDriverVersion")
     version = reader.read("nvmlSystemGetCudaDriverVersion")
-    host["cuda_driver_version"] = "%d.%d" % (version // 1000, version % 1000 // 10) if version else None
-    host["library_version"] = reader.read("nvmlSystemGetNVMLVersion")
+    host["cuda_driver_version"] = f"{version // 1000}.{version % 1000 // 10}" if version else None
+    # NVML puts the CUDA major version in front of the driver's: 13.580.95.05.
+    host["library_version"] = (reader.read("nvmlSystemGetNVMLVersion") or "").partition(".")[2] or None
     count = reader.read("nvmlDeviceGetCount")
     host["attached_gpus"] = count
     handles = []
@@ -119,16 +122,15 @@ def _read_host(host, reader, topology):
         handles.append(handle)
     if topology:
         host["links"] = _read_links(reader, handles, host["gpus"])
-    judge(host, [] if count else [problem("no_gpu")])
 
 
-def _read_gpu(reader, index):
+def _read_gpu(reader: _Reader, index: int) -> tuple[dict[str, Any], Any]:
     gpu = new_gpu(index)
     reader.state = "ok"
     handle, failure = reader.attempt("nvmlDeviceGetHandleByIndex", index)
     if failure is None:
         _set_identity(gpu, reader, handle)
-        _set_memory(gpu, reader, handle)
+        gpu.update(_memory(reader, handle))
         _set_modes(gpu, reader, handle)
         _set_pcie(gpu, reader, handle)
         _set_power_and_clocks(gpu, reader, handle)
@@ -140,37 +142,38 @@ def _read_gpu(reader, index):
     return gpu, handle
 
 
-def _set_identity(gpu, reader, handle):
+def _set_identity(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     gpu["uuid"] = reader.read("nvmlDeviceGetUUID", handle)
     gpu["name"] = reader.read("nvmlDeviceGetName", handle)
     pci = reader.read("nvmlDeviceGetPciInfo", handle)
     if pci is not None:
         gpu["pci_bus_id"] = _text(pci.busId) or None
-        gpu["pci_device_id"] = "%08X" % pci.pciDeviceId
+        gpu["pci_device_id"] = f"{pci.pciDeviceId:08X}"
     gpu["minor_number"] = reader.read("nvmlDeviceGetMinorNumber", handle)
     capability = reader.read("nvmlDeviceGetCudaComputeCapability", handle)
     if capability is not None:
-        gpu["compute_capability"] = "%d.%d" % tuple(capability)
+        gpu["compute_capability"] = ".".join(str(part) for part in capability)
         gpu["compute_capability_source"] = "driver"
     gpu["architecture"] = ARCHITECTURE_NAMES.get(reader.read("nvmlDeviceGetArchitecture", handle))
 
 
-def _text(value):
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _set_memory(gpu, reader, handle):
+def _memory(reader: _Reader, handle: Any) -> dict[str, int | None]:
+    """Memory by the second version of the call where the driver has it (510): the first counts reserved as used."""
+    keys: tuple[str, ...] = ("total", "free", "used", "reserved")
     memory = reader.read("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)
-    if memory is not None:
-        gpu["memory_reserved_mib"] = mib(memory.reserved)
-    else:
+    if memory is None:
+        keys = keys[:3]
         memory = reader.read("nvmlDeviceGetMemoryInfo", handle)
-    if memory is not None and memory.total:
-        for key in ("total", "free", "used"):
-            gpu["memory_%s_mib" % key] = mib(getattr(memory, key))
+    if memory is None or not memory.total:
+        return {}
+    return {f"memory_{key}_mib": mib(getattr(memory, key)) for key in keys}
 
 
-def _set_modes(gpu, reader, handle):
+def _set_modes(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     mig = reader.read("nvmlDeviceGetMigMode", handle)
     if mig is not None:
         gpu["mig"]["mode"], gpu["mig"]["pending_mode"] = ENABLED.get(mig[0]), ENABLED.get(mig[1])
@@ -187,7 +190,7 @@ def _set_modes(gpu, reader, handle):
     gpu["gpu_numa_id"] = reader.read("nvmlDeviceGetNumaNodeId", handle)
 
 
-def _set_pcie(gpu, reader, handle):
+def _set_pcie(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     gpu["pcie"] = {
         "generation_current": reader.read("nvmlDeviceGetCurrPcieLinkGeneration", handle),
         "generation_max": reader.read("nvmlDeviceGetMaxPcieLinkGeneration", handle),
@@ -196,7 +199,7 @@ def _set_pcie(gpu, reader, handle):
     }
 
 
-def _set_power_and_clocks(gpu, reader, handle):
+def _set_power_and_clocks(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     minimum, maximum = reader.read("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
     gpu["power"] = {
         "draw_w": _watts(reader.read("nvmlDeviceGetPowerUsage", handle)),
@@ -216,11 +219,11 @@ def _set_power_and_clocks(gpu, reader, handle):
     gpu["utilization_percent"] = utilization.gpu if utilization is not None else None
 
 
-def _watts(milliwatts):
+def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else round(milliwatts / 1000.0, 2)
 
 
-def _set_health(gpu, reader, handle):
+def _set_health(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     reasons = reader.read("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
     gpu["throttle_reasons"] = [name for bit, name in THROTTLE_REASONS.items() if reasons >> bit & 1]
     for key, counter in (("uncorrected_volatile", ECC_VOLATILE), ("uncorrected_aggregate", ECC_AGGREGATE)):
@@ -242,11 +245,11 @@ def _set_health(gpu, reader, handle):
         }
 
 
-def _length(pages):
+def _length(pages: list[Any] | None) -> int | None:
     return None if pages is None else len(pages)
 
 
-def _set_fabric(gpu, reader, handle):
+def _set_fabric(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     info = reader.structure("c_nvmlGpuFabricInfo_v2_t")
     if info is None or reader.attempt("nvmlDeviceGetGpuFabricInfoV", handle, byref(info))[1] is not None:
         return
@@ -255,25 +258,25 @@ def _set_fabric(gpu, reader, handle):
         return
     gpu["fabric"] = {"state": state, "status": None, "clique_id": None, "cluster_uuid": None, "health": None}
     if state == "Completed":
-        digits = "".join("%02x" % byte for byte in info.clusterUuid)
+        digits = "".join(f"{byte:02x}" for byte in info.clusterUuid)
         gpu["fabric"].update(
-            status="Success" if info.status == 0 else "NVML return code %d" % info.status,
+            status="Success" if info.status == 0 else f"NVML return code {info.status}",
             clique_id=str(info.cliqueId),
             cluster_uuid="-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])),
             health=_fabric_health(info.healthMask),
         )
 
 
-def _fabric_health(mask):
+def _fabric_health(mask: int) -> str | None:
     bad = [name for shift, name in FABRIC_HEALTH if mask >> shift & 3 == 1]
     if mask >> 8 & 15 > 1:
         bad.append("incorrect_configuration")
     if bad:
-        return "Unhealthy (%s)" % ", ".join(bad)
+        return f"Unhealthy ({', '.join(bad)})"
     return "Healthy" if mask else None
 
 
-def _mig_instances(gpu, reader, handle):
+def _mig_instances(gpu: dict[str, Any], reader: _Reader, handle: Any) -> list[dict[str, Any]]:
     if gpu["mig"]["mode"] != "Enabled":
         return []
     instances = []
@@ -284,22 +287,20 @@ def _mig_instances(gpu, reader, handle):
     return instances
 
 
-def _mig_instance(reader, device, index):
+def _mig_instance(reader: _Reader, device: Any, index: int) -> dict[str, Any]:
     instance = new_mig_instance(index)
     instance["uuid"] = reader.read("nvmlDeviceGetUUID", device)
     name = reader.read("nvmlDeviceGetName", device) or ""
     instance["profile"] = name.rpartition(" MIG ")[2] if " MIG " in name else None
     instance["gpu_instance_id"] = reader.read("nvmlDeviceGetGpuInstanceId", device)
     instance["compute_instance_id"] = reader.read("nvmlDeviceGetComputeInstanceId", device)
-    memory = reader.read("nvmlDeviceGetMemoryInfo", device)
-    if memory is not None:
-        for key in ("total", "free", "used"):
-            instance["memory_%s_mib" % key] = mib(getattr(memory, key))
+    memory = _memory(reader, device)
+    instance.update((key, memory[key]) for key in instance if key in memory)
     return instance
 
 
-def _processes(reader, handle):
-    found = {}
+def _processes(reader: _Reader, handle: Any) -> list[dict[str, Any]]:
+    found: dict[tuple[int, int | None], dict[str, Any]] = {}
     for kind, function in (
         ("C", "nvmlDeviceGetComputeRunningProcesses"),
         ("G", "nvmlDeviceGetGraphicsRunningProcesses"),
@@ -313,7 +314,7 @@ def _processes(reader, handle):
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 
-def _process(reader, entry, kind):
+def _process(reader: _Reader, entry: Any, kind: str) -> dict[str, Any]:
     used = entry.usedGpuMemory
     return {
         "pid": entry.pid,
@@ -325,7 +326,7 @@ def _process(reader, entry, kind):
     }
 
 
-def _gpu_instance(entry):
+def _gpu_instance(entry: Any) -> int | None:
     instance = getattr(entry, "gpuInstanceId", None)
     return None if instance == GPU_INSTANCE_NOT_AVAILABLE else instance
 
@@ -333,10 +334,12 @@ def _gpu_instance(entry):
 # --- topology -----------------------------------------------------------------------------------------------------
 
 
-def _read_links(reader, handles, gpus):
+def _read_links(reader: _Reader, handles: list[Any], gpus: list[dict[str, Any]]) -> list[list[str | None]]:
     """Matrix of the best connection of each pair, as "nvidia-smi topo -m" shows it."""
     nvlinks = [_read_nvlinks(reader, handle) if len(handles) > 1 else {} for handle in handles]
-    links = [["X" if row == column else None for column in range(len(handles))] for row in range(len(handles))]
+    links: list[list[str | None]] = [
+        ["X" if row == column else None for column in range(len(handles))] for row in range(len(handles))
+    ]
     for row, handle in enumerate(handles):
         for column in range(row + 1, len(handles)):
             links[row][column] = links[column][row] = _link(
@@ -345,16 +348,16 @@ def _read_links(reader, handles, gpus):
     return links
 
 
-def _read_nvlinks(reader, handle):
+def _read_nvlinks(reader: _Reader, handle: Any) -> dict[str | None, int]:
     """{remote: number of active NVLinks}; remote is a PCI bus id, or "switch" for all that lead to NVSwitches."""
-    counts = {}
+    counts: dict[str | None, int] = {}
     for link in range(NVLINK_MAX_LINKS if handle is not None else 0):
         active, failure = reader.attempt("nvmlDeviceGetNvLinkState", handle, link)
         if failure is not None:
             break
         if not active:
             continue
-        remote = "switch"
+        remote: str | None = "switch"
         if reader.read("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) != NVLINK_REMOTE_SWITCH:
             pci = reader.read("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
             remote = _text(pci.busId).upper() if pci is not None else None
@@ -362,11 +365,13 @@ def _read_nvlinks(reader, handle):
     return counts
 
 
-def _link(reader, handles, nvlinks, remote_bus_id):
+def _link(
+    reader: _Reader, handles: tuple[Any, Any], nvlinks: tuple[dict[str | None, int], ...], remote_bus_id: str | None
+) -> str | None:
     direct = nvlinks[0].get((remote_bus_id or "").upper(), 0)
     count = direct or min(nvlinks[0].get("switch", 0), nvlinks[1].get("switch", 0))
     if count:
-        return "NV%d" % count
+        return f"NV{count}"
     if None in handles:
         return None
     return ANCESTORS.get(reader.read("nvmlDeviceGetTopologyCommonAncestor", *handles))
