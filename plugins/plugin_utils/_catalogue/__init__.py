@@ -1,0 +1,26 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is known of each vLLM release (private to the collection).
+
+* :func:`release` finds a release by version, image tag or whole image reference,
+* :func:`matrix` says what of an image, a host and a checkpoint fits together,
+* :func:`serve_args` renders a plan's arguments for the release's entrypoint and refuses what the release does not know.
+"""
+
+from __future__ import annotations
+
+from .matrix import matrix
+from .releases import Argument, Release, UnknownRelease, known_releases, release
+from .serve_args import ArgumentProblem, serve_args
+
+__all__ = [
+    "Argument",
+    "ArgumentProblem",
+    "Release",
+    "UnknownRelease",
+    "known_releases",
+    "matrix",
+    "release",
+    "serve_args",
+]

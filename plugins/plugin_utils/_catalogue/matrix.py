@@ -1,0 +1,269 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Image, host and checkpoint: what fits together, and why (private to the collection)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .releases import Release, _data, format_releases, known_releases, release as find_release
+
+BFLOAT16_CAPABILITY = 8.0  # vllm/platforms/cuda.py: supported_dtypes
+FP8_CAPABILITY = 8.9  # Ada Lovelace; vllm/platforms/cuda.py: supports_fp8
+FLOAT16_REFUSED = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")  # vllm/config: _FLOAT16_NOT_SUPPORTED_MODELS
+
+Row = dict[str, str]
+
+
+def matrix(
+    release: Release,
+    host: Mapping[str, Any],
+    checkpoint: Mapping[str, Any] | None = None,
+    engine_args: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """Checks an image against one host and, where given, a checkpoint.
+
+    ``host`` is what ``gpu_info`` returns (``driver_version``, ``gpus`` with ``compute_capability`` and ``name``),
+    ``checkpoint`` the normal form of ``describe_config``, ``engine_args`` the instance's pins (``dtype``,
+    ``kv_cache_dtype``, ``quantization``, ``model_impl``).
+
+    Returns ``[{"subject", "status", "reason"}, ...]`` with one row for each of the subjects ``driver`` and
+    ``compute_capability`` and, with a checkpoint, ``architecture``, ``dtype``, ``quantization`` (quantised ones only)
+    and ``kv_cache_dtype``. ``status`` is ``supported``, ``degraded`` (works, but slower or on a condition that the
+    reason names), ``unsupported`` or ``unverified`` (not known; the reason says why). Different cards in one host are
+    judged by the least of them.
+    """
+    pins = dict(engine_args or {})
+    capability = least_capability(host)
+    rows = [driver_row(release, host), capability_row(release, host)]
+    if checkpoint is not None:
+        rows.append(architecture_row(release, checkpoint, pins))
+        rows.append(dtype_row(release, checkpoint, pins, capability))
+        rows.extend(quantization_rows(release, checkpoint, pins, capability))
+        rows.append(kv_cache_dtype_row(release, checkpoint, pins, capability))
+    return rows
+
+
+def _row(subject: str, status: str, reason: str) -> Row:
+    return {"subject": subject, "status": status, "reason": reason}
+
+
+def least_capability(host: Mapping[str, Any]) -> float | None:
+    """The lowest compute capability of the host's cards; None where one is not known."""
+    values = [gpu.get("compute_capability") for gpu in host.get("gpus") or []]
+    return min(float(value) for value in values) if values and all(values) else None
+
+
+# -- image and host ---------------------------------------------------------------------------------------------------
+def driver_row(release: Release, host: Mapping[str, Any]) -> Row:
+    """The image's CUDA against the driver: by itself, by minor-version compatibility, by forward compatibility."""
+    cuda = f"CUDA {release.cuda} of {release}"
+    driver = str(host.get("driver_version") or "")
+    if not re.match(r"\d+(\.\d+)*$", driver):
+        return _row("driver", "unverified", f"the driver's version is not known; {cuda} needs {release.min_driver}")
+    if not older(driver, release.min_driver):
+        return _row("driver", "supported", f"driver {driver} supports {cuda} ({release.min_driver} or newer)")
+    forward = _forward_compatibility(release, host, driver)
+    if forward:
+        return _row("driver", "degraded", f"driver {driver} is older than {release.min_driver}, which {cuda} needs; {forward}")
+    if not older(driver, release.min_driver_minor_version):
+        return _row("driver", "degraded", _minor_version_reason(release, driver))
+    return _row("driver", "unsupported", f"driver {driver} is too old for {cuda}: install {release.min_driver} or newer"
+                                         + other_images(release, driver))
+
+
+def _forward_compatibility(release: Release, host: Mapping[str, Any], driver: str) -> str | None:
+    """What NVIDIA's compatibility libraries in the image do on this host; None where they do nothing."""
+    facts = _data("drivers")["forward"]
+    branch = driver.split(".")[0]
+    names = [str(gpu.get("name", "")) for gpu in host.get("gpus") or []]
+    data_centre = bool(names) and all(re.search(facts["cards"], name) for name in names)
+    if not data_centre or branch not in facts["branches"].get(release.cuda, []):
+        return None
+    if release.knows_environment("VLLM_ENABLE_CUDA_COMPATIBILITY"):
+        return ("data-centre cards of this driver branch run it with the compatibility libraries of the image: "
+                "set the instance's environment VLLM_ENABLE_CUDA_COMPATIBILITY to 1")
+    return "data-centre cards of this driver branch run it with the compatibility libraries that the image loads by itself"
+
+
+def _minor_version_reason(release: Release, driver: str) -> str:
+    major = release.cuda.split(".")[0]
+    return (f"driver {driver} is older than {release.min_driver}; CUDA {major}'s minor-version compatibility covers built "
+            f"kernels, not those compiled at run time, and the NVIDIA runtime refuses the container (unsatisfied condition: "
+            f"cuda>={release.cuda}) unless the instance's environment sets NVIDIA_DISABLE_REQUIRE to 1"
+            + other_images(release, driver))
+
+
+def other_images(release: Release, driver: str) -> str:
+    """Names the tag of the same release, or the newest release, whose CUDA the driver supports."""
+    for suffix in release.tag_suffixes:
+        other = Release(release.version, suffix)
+        if not older(driver, other.min_driver):
+            return f", or use the tag {other} (CUDA {other.cuda})"
+    for version in reversed(known_releases()):
+        candidate = find_release(version)
+        if not older(driver, candidate.min_driver):
+            return f"; the newest release that this driver supports is v{version} (CUDA {candidate.cuda})"
+    return ""
+
+
+def older(version: str, than: str) -> bool:
+    """Whether one driver version is older than another."""
+    return [int(part) for part in version.split(".")] < [int(part) for part in than.split(".")]
+
+
+def capability_row(release: Release, host: Mapping[str, Any]) -> Row:
+    """The cards' compute capability against the kernels that the image contains."""
+    capability = least_capability(host)
+    subject = "compute_capability"
+    built = release.compute_capabilities
+    listed = ", ".join(built)
+    if capability is None:
+        return _row(subject, "unverified", f"a card's compute capability is not known; the kernels of {release} are for {listed}")
+    numbers = [float(item) for item in built]
+    same_generation = [item for item in numbers if int(item) == int(capability) and item <= capability]
+    if same_generation:
+        return _row(subject, "supported", f"{capability} runs the kernels for {max(same_generation)} of {release}")
+    if capability < min(numbers):
+        return _row(subject, "unsupported", f"{capability} is below {min(numbers)}, the least that {release} has kernels for"
+                                            + _last_release_for(capability))
+    return _row(subject, "unsupported", f"{release} has no kernels for {capability}, only for {listed}"
+                                        + _first_release_for(capability))
+
+
+def _runs(version: str, capability: float) -> bool:
+    built = [float(item) for item in find_release(version).compute_capabilities]
+    return any(int(item) == int(capability) and item <= capability for item in built)
+
+
+def _last_release_for(capability: float) -> str:
+    last = next((version for version in reversed(known_releases()) if _runs(version, capability)), None)
+    return f"; the last release that has is v{last}" if last else ""
+
+
+def _first_release_for(capability: float) -> str:
+    first = next((version for version in known_releases() if _runs(version, capability)), None)
+    return f"; the first release that has is v{first}" if first else ""
+
+
+# -- image and checkpoint ---------------------------------------------------------------------------------------------
+def architecture_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any]) -> Row:
+    """The checkpoint's architecture against the release's model registry."""
+    names = [str(name) for name in checkpoint.get("architectures") or [checkpoint.get("architecture")] if name]
+    if not names:
+        return _row("architecture", "unverified", "the checkpoint's config.json names no architecture")
+    found = [name for name in names if release.supports_architecture(name)]
+    if found:
+        task = release.architecture_task(found[0])
+        by_transformers = task == "transformers"
+        status = "degraded" if by_transformers else "supported"
+        how = "runs through Transformers' own code, slower than a model of vLLM" if by_transformers else f"is registered ({task})"
+        return _row("architecture", status, f"{found[0]} {how} in {release}")
+    knowing = [version for version in known_releases() if find_release(version).supports_architecture(names[0])]
+    if knowing:
+        return _row("architecture", "unsupported",
+                    f"{release} does not know {names[0]}; known to {format_releases(knowing)}")
+    if pins.get("model_impl") == "transformers" or not checkpoint.get("quantization"):
+        return _row("architecture", "unverified", f"no release of the catalogue registers {names[0]}; vLLM may still run it "
+                                                  f"through Transformers if the image's Transformers knows the model")
+    return _row("architecture", "unsupported", f"no release of the catalogue registers {names[0]}")
+
+
+def dtype_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any], capability: float | None) -> Row:
+    """The data type of the computation against the card."""
+    pinned = {"half": "float16", "float": "float32"}.get(str(pins.get("dtype")), pins.get("dtype"))
+    dtype = checkpoint.get("dtype") if pinned in (None, "auto") else pinned
+    if dtype is None:
+        return _row("dtype", "unverified", "neither the pins nor the checkpoint name a dtype")
+    if dtype == "float16" and checkpoint.get("model_type") in FLOAT16_REFUSED:
+        return _row("dtype", "unsupported", f"vLLM refuses float16 for {checkpoint['model_type']} (numerical instability); "
+                                            f"use bfloat16 or float32")
+    if dtype != "bfloat16":
+        return _row("dtype", "supported", f"{dtype} runs on every card that vLLM runs on")
+    if capability is None:
+        return _row("dtype", "unverified", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}; the card's is not known")
+    if capability >= BFLOAT16_CAPABILITY:
+        return _row("dtype", "supported", f"compute capability {capability} computes in bfloat16")
+    if pinned == "bfloat16":
+        return _row("dtype", "unsupported", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}, the card has {capability}; "
+                                            f"set dtype to float16 (half)")
+    if checkpoint.get("model_type") in FLOAT16_REFUSED:
+        return _row("dtype", "degraded", f"compute capability {capability} has no bfloat16 and vLLM refuses float16 for "
+                                         f"{checkpoint['model_type']}: it computes in float32, with twice the memory")
+    return _row("dtype", "degraded", f"compute capability {capability} has no bfloat16: with dtype auto, vLLM computes in float16, "
+                                     f"whose range is smaller")
+
+
+# -- quantisation -----------------------------------------------------------------------------------------------------
+def quantization_rows(
+    release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any], capability: float | None
+) -> Iterator[Row]:
+    """The quantisation method against the release and the card; nothing for a checkpoint that is not quantised."""
+    stated = checkpoint.get("quantization") or {}
+    method = pins.get("quantization") or stated.get("method")
+    if not method:
+        return
+    method = str(method)
+    if method not in release.quantization_methods:
+        yield _row("quantization", "unsupported", _unknown_method(release, method))
+        return
+    for kind in sorted(quantization_kinds(method, stated)):
+        yield _quantization_row(release, method, kind, capability)
+
+
+def quantization_kinds(method: str, stated: Mapping[str, Any]) -> set[str]:
+    """What the weights are: the method itself, or the number formats inside compressed-tensors and ModelOpt."""
+    formats = " ".join(str(part) for part in (stated.get("format"), stated.get("quant_algo"),
+                                              *(stated.get("schemes") or {}), stated.get("schemes"))).lower()
+    if method in ("modelopt", "compressed-tensors"):
+        found = {kind for kind, word in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8")) if word in formats}
+        if not found and re.search(r"fp8|float-quantized|float8", formats):
+            found = {"fp8"}
+        return found or {method}
+    return {method}
+
+
+def _unknown_method(release: Release, method: str) -> str:
+    knowing = [version for version in known_releases() if method in find_release(version).quantization_methods]
+    where = f"known to {format_releases(knowing)}" if knowing else f"it knows {', '.join(release.quantization_methods)}"
+    return f"{release} does not know the quantisation {method}; {where}"
+
+
+def _quantization_row(release: Release, method: str, kind: str, capability: float | None) -> Row:
+    name = method if kind == method else f"{method} ({kind})"
+    least = release.quantization_capability(method)
+    card = _data("quantization_cards").get(kind, {})
+    if kind == "fp8" and method in ("modelopt", "compressed-tensors"):
+        least = release.quantization_capability("fp8")
+    if capability is None:
+        return _row("quantization", "unverified", f"{name} needs compute capability {least}; the card's is not known")
+    if least is not None and capability < least:
+        return _row("quantization", "unsupported", f"{name} needs compute capability {least} in {release}, the card has {capability}")
+    if card and capability < card["native"]:
+        return _row("quantization", "degraded", f"{name} on compute capability {capability} (full speed from {card['native']}): {card['below']}")
+    return _row("quantization", "supported", f"{name} runs on compute capability {capability} in {release}")
+
+
+def kv_cache_dtype_row(
+    release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any], capability: float | None
+) -> Row:
+    """The KV cache's data type against the release and the card."""
+    subject = "kv_cache_dtype"
+    dtype = str(pins.get("kv_cache_dtype") or "auto")
+    argument = release.argument(subject)
+    if argument is not None and argument.choices and dtype not in argument.choices:
+        return _row(subject, "unsupported", f"{release} does not know kv_cache_dtype {dtype}; it knows {', '.join(argument.choices)}")
+    if not dtype.startswith(("fp8", "nvfp4")):
+        return _row(subject, "supported", f"{dtype} needs no more than the model's own dtype")
+    if capability is None:
+        return _row(subject, "unverified", f"{dtype} depends on the card, whose compute capability is not known")
+    if dtype.startswith("nvfp4"):
+        status = "supported" if capability >= 10 else "unsupported"
+        return _row(subject, status, f"{dtype} needs compute capability 10.0, the card has {capability}")
+    if capability >= FP8_CAPABILITY:
+        return _row(subject, "supported", f"compute capability {capability} has FP8; see that the attention backend chosen at start takes {dtype}")
+    return _row(subject, "unverified", f"compute capability {capability} has no FP8 (8.9): whether {dtype} runs depends on the attention "
+                                       f"backend; it saves memory at most, not time")

@@ -1,0 +1,312 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads the catalogue: what each vLLM release knows (private to the collection).
+
+The files under ``data/`` hold every value with the first and the last release that has it. Files are read when they
+are first asked for, and a release evaluates only the entries that are asked of it.
+
+``arguments.json``, ``architectures.json``, ``environment.json``, ``quantization.json``, ``batch_defaults.json`` and
+``routes.json`` are generated from the wheels (``tools/catalogue``). ``images.json`` and ``drivers.json`` hold what is
+not in a wheel, each entry with its source; an end of ``null`` there means "until something newer is known".
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+GIB_PER_MIB = 1 / 1024
+ADD_COMMAND = "python tools/catalogue add"
+
+
+class UnknownRelease(ValueError):
+    """The version, tag or image is not in the catalogue; the message says what is, and how to add one."""
+
+
+@lru_cache(maxsize=None)
+def _data(name: str) -> Any:
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def known_releases() -> list[str]:
+    """Every release of the catalogue, oldest first, e.g. ``["0.9.0", ..., "0.33.0"]``."""
+    return list(_data("releases"))
+
+
+@lru_cache(maxsize=None)
+def _positions() -> dict[str, int]:
+    return {version: index for index, version in enumerate(_data("releases"))}
+
+
+def value_at(spans: Iterable[list[Any]], version: str, default: Any = None) -> Any:
+    """The value that holds at ``version`` in ``[[first, last or None, value], ...]``."""
+    positions = _positions()
+    wanted = positions[version]
+    for first, last, value in spans:
+        if positions[first] <= wanted and (last is None or wanted <= positions[last]):
+            return value
+    return default
+
+
+def format_releases(versions: Iterable[str]) -> str:
+    """``["0.9.0", "0.9.0.1", "0.12.0"]`` as ``v0.9.0 - v0.9.0.1, v0.12.0``; an open end as ``from v0.31.0``."""
+    positions, runs = _positions(), []
+    for version in versions:
+        if runs and positions[version] == positions[runs[-1][1]] + 1:
+            runs[-1][1] = version
+        else:
+            runs.append([version, version])
+    newest = known_releases()[-1]
+    texts = [f"from v{first}" if last == newest and first != last else
+             f"v{first}" if first == last else f"v{first} - v{last}" for first, last in runs]
+    return ", ".join(texts)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of ``vllm serve`` as one release knows it.
+
+    ``kind``: ``value``, ``boolean`` (``--x`` / ``--no-x``), ``flag`` (``--x``), ``append`` (repeated) or ``positional``.
+    ``type``: str, int, int_human (``32k``), int_human_or_auto, float, bool, json, json_or_str, comma_list.
+    ``choices``: the only values; ``known``: the values that the release ships where plugins may add others.
+    ``fields``: the keys that a JSON value may have, where the release turns it into a config class.
+    ``serve_only``: known to ``vllm serve`` but not to the old entrypoint ``vllm.entrypoints.openai.api_server``.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    kind: str = "value"
+    type: str = "str"
+    nargs: str | int | None = None
+    choices: tuple[Any, ...] = ()
+    known: tuple[str, ...] = ()
+    nullable: bool = False
+    default: Any = None
+    help: str = ""
+    group: str = ""
+    deprecated: bool = False
+    fields: tuple[str, ...] = ()
+    serve_only: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The spelling to write, e.g. ``--max-model-len``."""
+        return self.flags[0]
+
+    @property
+    def takes_list(self) -> bool:
+        """Whether several values may follow."""
+        return self.nargs in ("+", "*") or isinstance(self.nargs, int) or self.kind == "append"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One vLLM release, as the official image ``vllm/vllm-openai`` of that tag ships it."""
+
+    version: str
+    tag_suffix: str = ""
+    _arguments: dict[str, Argument | None] = field(default_factory=dict, repr=False, compare=False)
+
+    # -- arguments ----------------------------------------------------------------------------------------------------
+    def argument(self, name: str) -> Argument | None:
+        """The argument of that name, or None where this release does not know it.
+
+        ``name`` may be written with underscores or dashes, with or without leading dashes, as an alias (``-tp``) or
+        as the negative form of a boolean (``no-enable-prefix-caching``).
+        """
+        key = canonical_name(name)
+        if key not in self._arguments:
+            self._arguments[key] = self._find_argument(key)
+        return self._arguments[key]
+
+    def _find_argument(self, key: str) -> Argument | None:
+        found = self._read_argument(key) or self._read_argument(self._aliases.get(key, key))
+        if found is None and key.startswith("no_"):
+            positive = self.argument(key[3:])
+            return positive if positive is not None and positive.kind == "boolean" else None
+        return found
+
+    def _read_argument(self, key: str) -> Argument | None:
+        attributes = _data("arguments").get(key)
+        if attributes is None:
+            return None
+        record = {name: value_at(spans, self.version) for name, spans in attributes.items()}
+        if record.get("flags") is None:
+            return None
+        values = {name: tuple(value) if name in ("flags", "choices", "known", "fields") else value
+                  for name, value in record.items() if value is not None}
+        return Argument(name=key, **values)
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        """Second spellings -> name, e.g. ``{"tp": "tensor_parallel_size"}``."""
+        aliases = {}
+        for name, attributes in _data("arguments").items():
+            flags = value_at(attributes["flags"], self.version)
+            aliases.update({canonical_name(flag): name for flag in flags or []})
+        return aliases
+
+    @cached_property
+    def argument_names(self) -> list[str]:
+        """The names of all arguments of this release, sorted."""
+        return [name for name, attributes in _data("arguments").items()
+                if value_at(attributes["flags"], self.version) is not None]
+
+    def default(self, name: str, gpu: dict[str, Any] | None = None) -> Any:
+        """What vLLM uses where the argument is not given.
+
+        ``gpu`` is one entry of a host's ``gpus``. With it, ``max_num_batched_tokens`` and ``max_num_seqs`` are what
+        the API server of this release chooses for that card; without it they are None ("chosen at start").
+        Raises KeyError for an argument that the release does not know.
+        """
+        argument = self.argument(name)
+        if argument is None:
+            raise KeyError(f"vLLM v{self.version} has no argument {name}")
+        if gpu is not None and argument.name in ("max_num_batched_tokens", "max_num_seqs"):
+            tokens, sequences = self._batch_default(gpu)
+            return tokens if argument.name == "max_num_batched_tokens" else sequences
+        return argument.default
+
+    def _batch_default(self, gpu: dict[str, Any]) -> tuple[int, int]:
+        tables = value_at(_data("batch_defaults"), self.version)
+        memory_gib = (gpu.get("memory_total_mib") or 0) * GIB_PER_MIB
+        rows = tables[""]
+        for key, special in tables.items():
+            kind, _, wanted = key.partition(":")
+            if kind == "name" and wanted in str(gpu.get("name", "")).lower():
+                rows = special
+            elif kind == "capability" and wanted == str(gpu.get("compute_capability")):
+                rows = special
+        _, tokens, sequences = [row for row in rows if row[0] <= memory_gib][-1]
+        return tokens, sequences
+
+    # -- models -------------------------------------------------------------------------------------------------------
+    def supports_architecture(self, name: str) -> bool:
+        """Whether the release's own model registry has the architecture."""
+        return self.architecture_task(name) is not None
+
+    def architecture_task(self, name: str) -> str | None:
+        """What the architecture is registered for: generate, generate_multimodal, embed, classify, score, reward,
+        draft or transformers; None where the registry does not have it."""
+        return value_at(_data("architectures").get(name, []), self.version)
+
+    def quantization_capability(self, method: str) -> float | None:
+        """Least compute capability of a quantisation method, e.g. 8.0; None where the release does not know it."""
+        spans = _data("quantization")["methods"].get(method, [])
+        value = value_at(spans, self.version)
+        return None if value is None else max(value, 0) / 10
+
+    @cached_property
+    def quantization_methods(self) -> dict[str, float | None]:
+        """Every method of the release with its least compute capability (None where its class names none)."""
+        return {method: self.quantization_capability(method) for method, spans in _data("quantization")["methods"].items()
+                if value_at(spans, self.version, "absent") != "absent"}
+
+    # -- environment --------------------------------------------------------------------------------------------------
+    def environment_default(self, name: str) -> Any:
+        """The value of an environment variable of vLLM where it is not set. Raises KeyError where vLLM has none."""
+        missing = object()
+        value = value_at(_data("environment").get(name, []), self.version, missing)
+        if value is missing:
+            raise KeyError(f"vLLM v{self.version} has no environment variable {name}")
+        return value
+
+    def knows_environment(self, name: str) -> bool:
+        """Whether the release reads the environment variable."""
+        return value_at(_data("environment").get(name, []), self.version, "absent") != "absent"
+
+    # -- the image ----------------------------------------------------------------------------------------------------
+    def _image(self, fact: str) -> Any:
+        return value_at(_data("images")[fact]["spans"], self.version)
+
+    @property
+    def cuda(self) -> str:
+        """CUDA of the image with this tag, e.g. ``12.8``."""
+        return self._image("cuda")[self.tag_suffix]
+
+    @property
+    def min_driver(self) -> str:
+        """The oldest driver that supports the image's CUDA by itself, e.g. ``570.26``."""
+        return _data("drivers")["toolkit"][self.cuda]
+
+    @property
+    def min_driver_minor_version(self) -> str:
+        """The oldest driver with which CUDA's minor-version compatibility lets the image's kernels run."""
+        return _data("drivers")["minor_version"][self.cuda.split(".")[0]]
+
+    @property
+    def tag_suffixes(self) -> list[str]:
+        """The suffixes of the release's image tags that choose another CUDA, e.g. ``["", "cu129"]``."""
+        return list(self._image("cuda"))
+
+    @property
+    def entrypoint(self) -> str:
+        """``serve`` (the model is the first positional argument) or ``api_server`` (the model is ``--model``)."""
+        return self._image("entrypoint")
+
+    @property
+    def has_ray(self) -> bool:
+        """Whether the image contains Ray."""
+        return self._image("ray")
+
+    @property
+    def compute_capabilities(self) -> list[str]:
+        """The compute capabilities that the image's kernels are built for, e.g. ``["7.5", "8.0", ...]``."""
+        return list(self._image("compute_capabilities"))
+
+    def __str__(self) -> str:
+        return f"v{self.version}" + (f"-{self.tag_suffix}" if self.tag_suffix else "")
+
+
+def canonical_name(name: str) -> str:
+    """``--max-model-len`` and ``max_model_len`` are the same argument."""
+    return name.lstrip("-").replace("-", "_")
+
+
+IMAGE = re.compile(r"^(?:(?P<repository>[^@]*?)[:])?v?(?P<version>\d+(?:\.\d+)+)(?P<suffix>(?:-[a-z0-9_]+)*)(?:@sha256:\w+)?$")
+ARCHITECTURE_SUFFIXES = {"x86_64", "aarch64", "arm64", "amd64"}
+BASE_SUFFIXES = {"ubuntu2404", "ubuntu2204"}
+
+
+@lru_cache(maxsize=None)
+def release(version: str) -> Release:
+    """The release of a version (``0.32.0``), a tag (``v0.20.0-cu129``) or an image (``vllm/vllm-openai:v0.32.0``).
+
+    Raises :class:`UnknownRelease`: ``latest`` and other names that are no version, and versions that the catalogue
+    does not have.
+    """
+    match = IMAGE.match(str(version).strip())
+    if match is None:
+        raise UnknownRelease(f"'{version}' names no vLLM release; write its tag, e.g. vllm/vllm-openai:v{known_releases()[-1]}. "
+                             f"The catalogue knows {format_releases(known_releases())}.")
+    number = match["version"]
+    if number not in _positions():
+        raise UnknownRelease(_unknown(number))
+    return Release(number, _tag_suffix(number, match["suffix"]))
+
+
+def _unknown(number: str) -> str:
+    near = difflib.get_close_matches(number, known_releases(), n=3, cutoff=0.6)
+    oldest, newest = known_releases()[0], known_releases()[-1]
+    hint = f" Near it: {', '.join('v' + item for item in near)}." if near else ""
+    return (f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}.{hint} "
+            f"To add a release that PyPI has: {ADD_COMMAND} {number}")
+
+
+def _tag_suffix(number: str, text: str) -> str:
+    """The part of the tag that chooses the CUDA version; processor and base system do not matter here."""
+    parts = [part for part in text.split("-") if part and part not in ARCHITECTURE_SUFFIXES | BASE_SUFFIXES]
+    suffix = "-".join(parts)
+    known = value_at(_data("images")["cuda"]["spans"], number)
+    if suffix not in known:
+        tags = ", ".join(f"v{number}" + (f"-{item}" if item else "") for item in known)
+        raise UnknownRelease(f"the image tag suffix '-{suffix}' is not known for vLLM v{number}; known tags: {tags}")
+    return suffix

@@ -1,0 +1,33 @@
+"""Everything that the catalogue holds of one release, read from its wheel."""
+
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from arguments import arguments
+from registries import (
+    architectures,
+    batch_defaults,
+    compressed_tensors_schemes,
+    environment_variables,
+    quantization_methods,
+)
+from release_source import open_release
+
+
+def snapshot(root: Path) -> dict[str, Any]:
+    """The snapshot of the unpacked wheel in ``root``."""
+    interpreter = open_release(root)
+    return {
+        "arguments": arguments(interpreter),
+        "environment": environment_variables(interpreter),
+        "architectures": architectures(interpreter),
+        "quantization": {"methods": quantization_methods(interpreter),
+                         "compressed_tensors": compressed_tensors_schemes(interpreter)},
+        "batch_defaults": batch_defaults(interpreter),
+    }
