@@ -1,0 +1,63 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: explain
+short_description: Explain a plan in words and bars
+description:
+  - Shows a plan of P(gpufleet.vllm.plan#filter) as text in 100 columns. The verdict comes first, then what would make it
+    fit, the warnings, a bar for the memory of each GPU, each argument with its reason and its cost, and what was decided.
+positional: _input
+options:
+  _input:
+    description: One plan, or a list of plans.
+    type: raw
+    required: true
+seealso:
+  - plugin: gpufleet.vllm.plan
+    plugin_type: filter
+author:
+  - gpufleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Say what was planned, and why
+  ansible.builtin.debug:
+    msg: "{{ my_plans | gpufleet.vllm.explain }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The text; several plans are parted by a line.
+  type: str
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from ..plugin_utils._report import explain as explain_plan
+
+RULE = "\n" + "-" * 100 + "\n\n"
+
+
+def explain(plans: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """The text of one plan or of several. Raises AnsibleFilterError for anything else."""
+    several = [plans] if isinstance(plans, Mapping) else plans
+    try:
+        return RULE.join(explain_plan(plan) for plan in several)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AnsibleFilterError(
+            f"gpufleet.vllm.explain: this is not a plan ({error!r}); give the result of gpufleet.vllm.plan, or one of its items."
+        ) from error
+
+
+class FilterModule:
+    """Ansible filter: a plan as text."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"explain": explain}

@@ -1,0 +1,117 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: plan
+short_description: Plan vLLM engines on the hosts' GPUs
+description:
+  - Predicts what vLLM will do with the memory of every GPU and chooses what the instances leave open, in a fixed order.
+    The model is fitted first, then the length follows the load, then room is left, and the batch comes last.
+  - A pure function. The same input gives the same plan; nothing is read and nothing is changed.
+  - The instances are planned one after the other, so that two of them on one card see each other.
+positional: _input
+options:
+  _input:
+    description:
+      - The instances, as the variable RV(ignore:vllm_instances) holds them. Each needs O(ignore:name), O(ignore:image) with
+        the tag of a release (V(latest) is refused) and O(ignore:checkpoint).
+      - O(ignore:workload) promises C(context) (tokens per request), C(sequences) (requests at once) and C(typical_context);
+        C(prefer) (V(context) or V(sequences)) says which is kept where both do not fit.
+      - O(ignore:engine_args) pins arguments by vLLM's own names. Every pin is obeyed; what is not pinned is planned.
+      - An instance can also have C(extra_args), C(environment), C(task), C(gpus) (indices or UUIDs), C(headroom_mib) and
+        C(trust_remote_code).
+    type: list
+    elements: dict
+    required: true
+  hosts:
+    description: What M(gpufleet.vllm.gpu_info) returned for each host of the instances, in rank order.
+    type: list
+    elements: dict
+    required: true
+  checkpoints:
+    description: What M(gpufleet.vllm.checkpoint_info) returned for each checkpoint, by its path on the host.
+    type: dict
+    required: true
+  inventory_hosts:
+    description: The inventory names of the hosts, in the same order.
+    type: list
+    elements: str
+    default: []
+  current_plans:
+    description:
+      - The plans that run now, by the name of the instance.
+      - While what is asked for is the same and still has room, a plan stays as it is. Nothing is restarted because a few
+        MiB more or less are free.
+    type: dict
+    default: {}
+seealso:
+  - plugin: gpufleet.vllm.explain
+    plugin_type: filter
+author:
+  - gpufleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Plan this host's engines
+  ansible.builtin.set_fact:
+    my_plans: >-
+      {{ vllm_instances | gpufleet.vllm.plan(hosts=[my_gpus], checkpoints={'/models/qwen3-8b': my_checkpoint},
+                                             inventory_hosts=[inventory_hostname]) }}
+
+- name: Say what was planned, and why
+  ansible.builtin.debug:
+    msg: "{{ my_plans | gpufleet.vllm.explain }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - One plan an instance, in the order of the instances.
+    - A plan has C(name), C(image), C(served_model_name), C(address), C(port), C(verdict) (V(fits), V(fits_reduced),
+      V(does_not_fit) or V(unsupported)), C(release), C(parallel), C(devices) (the UUIDs of the chosen GPUs, by host),
+      C(budget) (the memory of each GPU in GiB, each term with value, low, high and source), C(kv), C(arguments) (each with
+      name, value, why, step and cost), C(environment), C(decisions), C(warnings) and C(needs) (what would make it fit).
+  type: list
+  elements: dict
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from ..plugin_utils._planning import InstanceError, plan_instances
+
+
+def plan(
+    instances: Sequence[Mapping[str, Any]],
+    hosts: Sequence[Mapping[str, Any]],
+    checkpoints: Mapping[str, Mapping[str, Any]],
+    inventory_hosts: Sequence[str] = (),
+    current_plans: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """The plans of the instances. Raises AnsibleFilterError with the instance, the variable, its value and the remedy."""
+    if isinstance(instances, Mapping) or not isinstance(instances, Sequence) or isinstance(instances, str):
+        raise AnsibleFilterError("gpufleet.vllm.plan: vllm_instances is not a list; write '- name: ...' for each instance.")
+    try:
+        plans = plan_instances(instances, hosts, checkpoints, inventory_hosts, current_plans)
+    except InstanceError as error:
+        raise AnsibleFilterError(f"gpufleet.vllm.plan: {error}") from error
+    refused = [_refusal(planned, error) for planned in plans for error in planned["errors"]]
+    if refused:
+        raise AnsibleFilterError("gpufleet.vllm.plan: " + " | ".join(refused))
+    return plans
+
+
+def _refusal(planned: Mapping[str, Any], error: Mapping[str, Any]) -> str:
+    return f"instance '{planned['name']}': {error['variable']} {error['value']!r}: {error['message']}"
+
+
+class FilterModule:
+    """Ansible filter: from instances and facts to plans."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"plan": plan}

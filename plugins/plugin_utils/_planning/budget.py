@@ -1,0 +1,255 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The split of each GPU's memory for one start. Private to the collection gpufleet.vllm.
+
+vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = total x utilization - weights - activation -
+non-torch - CUDA graph estimate (releases that take it off); with kv_cache_memory_bytes the pool is that figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from .._catalogue import Release
+from . import overhead
+from .dimensions import Dimensions
+from .estimate import Estimate, remainder, total
+from .hosts import Gpu
+from .kv_cache import KVCacheLayout, kv_cache_layout
+from .parallelism import Layout
+from .settings import Settings
+from .weights import weights_per_gpu
+
+
+@dataclass(frozen=True)
+class Model:
+    """The checkpoint with all that is computed of it once for every layout that is tried."""
+
+    checkpoint: Mapping[str, Any]
+    shape: Dimensions
+    release: Release
+    generates: bool
+    unverified: bool
+    drafter_bytes: int
+    cache: dict[Any, Any]
+
+    def weights(self, layout: Layout, settings: Settings) -> list[Estimate]:
+        """Bytes on a GPU of each pipeline stage."""
+        key = ("weights", layout.tensor_parallel_size, layout.pipeline_parallel_size, settings.data_parallel_size,
+               settings.enable_expert_parallel, settings.quantization, settings.dtype, settings.max_model_len)
+        return self._once(key, lambda: self._weights(layout, settings))
+
+    def _weights(self, layout: Layout, settings: Settings) -> list[Estimate]:
+        stages = weights_per_gpu(
+            dict(self.checkpoint),
+            self.release,
+            layout.tensor_parallel_size,
+            layout.pipeline_parallel_size,
+            data_parallel_size=settings.data_parallel_size,
+            enable_expert_parallel=settings.enable_expert_parallel,
+            quantization=settings.quantization,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+        )
+        source = "unverified" if self.unverified else "calibrated"
+        return [Estimate(stage.value, stage.low, stage.high, source) for stage in stages]
+
+    def kv(self, layout: Layout, settings: Settings) -> KVCacheLayout:
+        key = ("kv", layout.tensor_parallel_size, layout.pipeline_parallel_size, settings.kv_cache_dtype,
+               settings.block_size, settings.max_model_len, settings.max_num_batched_tokens, settings.dtype)
+        return self._once(key, lambda: self._kv(layout, settings))
+
+    def _kv(self, layout: Layout, settings: Settings) -> KVCacheLayout:
+        return kv_cache_layout(
+            dict(self.checkpoint),
+            self.release,
+            layout.tensor_parallel_size,
+            layout.pipeline_parallel_size,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            dtype=settings.dtype,
+        )
+
+    def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
+
+
+@dataclass(frozen=True)
+class GpuBudget:
+    """Bytes on one GPU. requested is total x utilization; outside are terms that come out of the rest of the card."""
+
+    gpu: Gpu
+    stage: int
+    requested: float
+    weights: Estimate
+    activation: Estimate
+    non_torch: Estimate
+    cuda_graphs: Estimate
+    graphs_in_request: bool
+    context: Estimate
+    pool: Estimate
+    pinned_pool: bool
+
+    @property
+    def engine(self) -> Estimate:
+        """All that the engine holds beside the KV pool and its CUDA context when it runs."""
+        return total((self.weights, self.activation, self.non_torch, self.cuda_graphs))
+
+    @property
+    def headroom(self) -> Estimate:
+        """What stays free on the card while the engine runs: room for fragmentation and for what vLLM does not count."""
+        free = float(self.gpu.free_bytes)
+        outside = self.context if self.graphs_in_request else total((self.context, self.cuda_graphs))
+        if self.pinned_pool:
+            return remainder(free, (self.engine, self.pool, self.context))
+        return remainder(free - self.requested, (outside,))
+
+    @property
+    def start_margin(self) -> float:
+        """Free memory at vLLM's first look minus what it asks for; below zero it refuses to start."""
+        return self.gpu.free_bytes - self.context.value - self.requested
+
+    def as_dict(self) -> dict[str, Any]:
+        exact = Estimate.exact
+        return {
+            "host": self.gpu.host,
+            "gpu": self.gpu.index,
+            "uuid": self.gpu.uuid,
+            "name": self.gpu.name,
+            "total_gib": exact(self.gpu.total_bytes).as_gib(),
+            "free_gib": exact(self.gpu.free_bytes).as_gib(),
+            "others_gib": exact(self.gpu.others_bytes).as_gib(),
+            "requested_gib": exact(self.requested).as_gib(),
+            "weights_gib": self.weights.as_gib(),
+            "activation_gib": self.activation.as_gib(),
+            "non_torch_gib": self.non_torch.as_gib(),
+            "cuda_graph_gib": self.cuda_graphs.as_gib(),
+            "cuda_graphs_in_request": self.graphs_in_request,
+            "kv_pool_gib": self.pool.as_gib(),
+            "headroom_gib": self.headroom.as_gib(),
+        }
+
+
+@dataclass(frozen=True)
+class Start:
+    """One layout with its settings: the budget of each GPU and the KV cache that follows."""
+
+    model: Model
+    layout: Layout
+    settings: Settings
+    budgets: tuple[GpuBudget, ...]
+
+    @cached_property
+    def kv(self) -> KVCacheLayout:
+        return self.model.kv(self.layout, self.settings)
+
+    def pools(self, bound: str) -> list[int]:
+        """The KV pool of each pipeline stage: the least over its GPUs. bound is value, low or high."""
+        return [
+            int(max(0, min(getattr(budget.pool, bound) for budget in self.budgets if budget.stage == stage)))
+            for stage in range(self.layout.pipeline_parallel_size)
+        ]
+
+    def blocks(self, bound: str) -> int:
+        if self.settings.num_gpu_blocks_override:
+            return self.settings.num_gpu_blocks_override
+        return int(self.kv.blocks(self.pools(bound))) if self.kv.groups else 0
+
+    def tokens(self, bound: str) -> int:
+        """vLLM's "GPU KV cache size", with decode context parallelism as many times."""
+        if not self.kv.groups or self.settings.max_model_len < 1:
+            return 0
+        return int(self.kv.tokens(self._pool_of_blocks(bound))) * self.settings.decode_context_parallel_size
+
+    def concurrency(self, bound: str) -> float:
+        if not self.kv.groups or self.settings.max_model_len < 1:
+            return 0.0
+        return float(self.kv.max_concurrency(self._pool_of_blocks(bound))) * self.settings.decode_context_parallel_size
+
+    def _pool_of_blocks(self, bound: str) -> list[int]:
+        if not self.settings.num_gpu_blocks_override:
+            return self.pools(bound)
+        return [self.settings.num_gpu_blocks_override * size for size in self.kv.block_bytes]
+
+    def holds(self, sequences: int, context: int, bound: str = "low") -> bool:
+        """Whether so many requests of so many tokens fit into the pool, surely (low) or as expected (value)."""
+        if not self.kv.groups:
+            return True
+        share = -(-context // self.settings.decode_context_parallel_size)
+        return self.blocks(bound) >= sequences * self.kv.blocks_per_request(share)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every GPU has the memory that the engine asks for and holds."""
+        return all(budget.start_margin >= 0 and budget.headroom.low >= 0 for budget in self.budgets)
+
+
+def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, Any]) -> Start:
+    """Predict one start. run holds what only the overhead depends on (runner, capture sizes, multimodal limits)."""
+    weights = model.weights(layout, settings)
+    capabilities = [gpu.compute_capability for gpu in layout.gpus if gpu.compute_capability]
+    facts = overhead.Start(
+        version=overhead.parse_version(model.release.version),
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        data_parallel_size=settings.data_parallel_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        enforce_eager=settings.enforce_eager,
+        generates=model.generates,
+        compute_capability=min(capabilities, key=float, default=None),
+        **run,
+    )
+    terms = [_stage_terms(model, facts, stage) for stage in range(layout.pipeline_parallel_size)]
+    budgets = tuple(
+        _gpu_budget(gpu, layout.stage(rank), settings, weights[layout.stage(rank)], terms[layout.stage(rank)], facts, model)
+        for rank, gpu in enumerate(layout.gpus)
+    )
+    return Start(model, layout, settings, budgets)
+
+
+def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:
+    terms = (
+        overhead.activation(model.shape, facts, stage),
+        overhead.non_torch(facts),
+        overhead.cuda_graphs(model.shape, facts),
+    )
+    if model.unverified:
+        return tuple(term.widened(2.0, "unverified") for term in terms)  # type: ignore[return-value]
+    return terms
+
+
+def _gpu_budget(
+    gpu: Gpu,
+    stage: int,
+    settings: Settings,
+    weights: Estimate,
+    terms: Sequence[Estimate],
+    facts: overhead.Start,
+    model: Model,
+) -> GpuBudget:
+    activation, non_torch, graphs = terms
+    in_request = overhead.graphs_leave_pool(model.shape, facts)
+    requested = gpu.total_bytes * settings.gpu_memory_utilization
+    drafter = model.drafter_bytes / facts.tensor_parallel_size
+    weights = replace(weights, value=weights.value + drafter, low=weights.low, high=weights.high + 2 * drafter)
+    offloaded = min(settings.cpu_offload_bytes, weights.low)
+    weights = Estimate(weights.value - offloaded, weights.low - offloaded, weights.high - offloaded, weights.source)
+    taken = (weights, activation, non_torch, *((graphs,) if in_request else ()))
+    pinned = settings.kv_cache_memory_bytes is not None
+    pool = Estimate.exact(float(settings.kv_cache_memory_bytes or 0)) if pinned else remainder(requested, taken)
+    return GpuBudget(
+        gpu=gpu, stage=stage, requested=requested, weights=weights, activation=activation, non_torch=non_torch,
+        cuda_graphs=graphs, graphs_in_request=in_request or pinned, context=overhead.cuda_context(facts),
+        pool=pool, pinned_pool=pinned,
+    )

@@ -1,0 +1,195 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the planner says about its choice: decisions, warnings, and what would make it fit. Private to gpufleet.vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from .case import Case
+from .estimate import GIB
+from .hosts import Gpu
+from .parallelism import Layout, division_faults
+from .search import Choice, batch_limits, base_settings, choose_settings, longest_context, predict, with_memory
+
+MOST_GPUS = 64
+
+Decision = dict[str, Any]
+
+
+def decisions_of(case: Case, choice: Choice | None) -> list[Decision]:
+    """In the order of the steps; each with its reason and its cost."""
+    decisions = list(case.precision.decisions)
+    if choice is not None:
+        decisions += [*_parallel(case, choice), *_length(case, choice), *_room(case, choice), *_idle(case, choice)]
+    return sorted(decisions, key=lambda decision: int(decision["step"]))
+
+
+def _decision(step: int, decision: str, why: str, cost: str) -> Decision:
+    return {"step": step, "decision": decision, "why": why, "cost": cost}
+
+
+def _parallel(case: Case, choice: Choice) -> Iterator[Decision]:
+    layout = choice.start.layout
+    if "tensor_parallel_size" in case.pins or "pipeline_parallel_size" in case.pins:
+        return
+    if layout.size == 1:
+        yield _decision(
+            1, f"one GPU: {layout.gpus[0].label}", "the promise fits there; more GPUs are capacity, not speed",
+            "the KV pool of the other GPUs is not used",
+        )
+        return
+    yield _decision(
+        1,
+        f"{layout.size} GPUs: tensor parallel {layout.tensor_parallel_size}, pipeline parallel {layout.pipeline_parallel_size}",
+        "the fewest GPUs that keep the promise" if not choice.reduced else "all that there is, and not enough",
+        "communication between the GPUs in every layer" if layout.tensor_parallel_size > 1 else "latency of the stages",
+    )
+
+
+def _length(case: Case, choice: Choice) -> Iterator[Decision]:
+    goal, asked = choice.goal, case.goal
+    if not case.workload.stated and "max_model_len" not in case.pins:
+        yield _decision(
+            2, f"planned for one request of {goal.context:,} tokens",
+            "no workload is stated; state workload.context and workload.sequences to plan for the real load",
+            "longer requests are refused",
+        )
+    if choice.reduced and goal.context < asked.context:
+        yield _decision(
+            2, f"context cut from {asked.context:,} to {goal.context:,} tokens", "the KV pool holds no more",
+            "longer requests are refused",
+        )
+    if choice.reduced and goal.sequences < asked.sequences:
+        yield _decision(
+            2, f"requests at once cut from {asked.sequences} to {goal.sequences}", "the KV pool holds no more",
+            "further requests wait, or preempt each other",
+        )
+
+
+def _room(case: Case, choice: Choice) -> Iterator[Decision]:
+    for budget in choice.start.budgets:
+        if budget.gpu.shared:
+            yield _decision(
+                3, f"{budget.gpu.others_bytes / GIB:.2f} GiB of {budget.gpu.label} belong to others and are left alone",
+                "what is free now is planned with", "a smaller KV pool than the whole card would give",
+            )
+
+
+def _idle(case: Case, choice: Choice) -> Iterator[Decision]:
+    layout = choice.start.layout
+    taken = {(gpu.host_index, gpu.index) for gpu in layout.gpus}
+    for host in case.hosts:
+        idle = [gpu for gpu in host.gpus if (gpu.host_index, gpu.index) not in taken and not gpu.shared]
+        replicas = len(idle) // layout.size
+        if idle and layout.hosts == 1:
+            yield _decision(
+                1, f"{len(idle)} GPUs of {host.name} stay idle",
+                f"{replicas} more replicas of this engine would fit there" if replicas else "too few for another replica",
+                "none; a replica doubles the throughput, a larger tensor parallel size does not",
+            )
+
+
+def warnings_of(case: Case, choice: Choice | None) -> list[str]:
+    """What the user must know beside the verdict."""
+    checkpoint = case.model.checkpoint
+    warnings = [str(warning) for warning in checkpoint.get("warnings") or ()]
+    warnings += [f"{finding.get('title')}: {finding.get('next')}" for finding in checkpoint.get("findings") or ()]
+    warnings += case.precision.warnings
+    if case.model.unverified:
+        warnings.append(
+            f"unverified: the memory of {case.shape.model_type} is not understood yet; the low end is planned with"
+        )
+    if checkpoint.get("requires_trust_remote_code") and not case.instance.get("trust_remote_code"):
+        warnings.append("the checkpoint brings Python code; if vLLM asks for it, read the code and set trust_remote_code: true")
+    if choice is not None:
+        warnings += _choice_warnings(case, choice)
+    return list(dict.fromkeys(warnings))
+
+
+def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
+    asked, most = case.workload.context, case.shape.max_model_len
+    if asked and most and asked > most and "max_model_len" not in case.pins:
+        yield f"workload.context {asked:,} is more than the model's {most:,}; {most:,} are planned"
+    pinned = case.pins.integer("max_model_len")
+    if pinned and asked and asked > pinned:
+        yield f"workload.context {asked:,} is more than the pinned max_model_len {pinned:,}: longer requests are refused"
+    if pinned and most and pinned > most:
+        yield f"max_model_len {pinned:,} is more than the model's {most:,}: vLLM refuses it unless the rope scaling is overridden"
+    for budget in choice.start.budgets:
+        if "gpu_memory_utilization" in case.pins and 0 <= budget.headroom.low < case.headroom(budget.gpu.total_bytes):
+            yield (
+                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {budget.headroom.low / GIB:.2f} GiB; below "
+                f"{case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory after the start"
+            )
+
+
+def needs_of(case: Case, choice: Choice | None) -> list[str]:
+    """What would make it fit, each way by itself; computed, not guessed."""
+    if choice is None:
+        return [_no_layout(case)]
+    needs = [*_more_gpus(case, choice), *_less_context(case, choice), *_fewer_bits(case, choice)]
+    return needs or [_breakdown(case, choice)]
+
+
+def _no_layout(case: Case) -> str:
+    tensor, pipeline = case.pins.integer("tensor_parallel_size"), case.pins.integer("pipeline_parallel_size")
+    wanted = (tensor or 1) * (pipeline or 1)
+    have = ", ".join(f"{host.name}: {len(host.gpus)}" for host in case.hosts)
+    return f"{wanted} GPUs (tensor_parallel_size {tensor or 1} x pipeline_parallel_size {pipeline or 1}); usable are {have}"
+
+
+def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
+    """The smallest tensor parallel size on cards of the best kind here that keeps every promise."""
+    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(case.pins.values):
+        return
+    largest = max((gpu for host in case.hosts for gpu in host.gpus), key=lambda gpu: gpu.free_bytes)
+    size = 2
+    while size <= MOST_GPUS:
+        if size > choice.start.layout.size and not division_faults(case.shape, size):
+            imagined = tuple(_copy(largest, number) for number in range(size))
+            if choose_settings(case, Layout(size, 1, imagined)).reduced is False:
+                yield f"{size} GPUs like {largest.name} on one host (tensor_parallel_size {size})"
+                return
+        size *= 2
+
+
+def _copy(gpu: Gpu, number: int) -> Gpu:
+    return replace(gpu, index=number, uuid=f"imagined-{number}")
+
+
+def _less_context(case: Case, choice: Choice) -> Iterator[str]:
+    found = choice.start
+    longest = longest_context(found, 1, case.shape.max_model_len or choice.goal.context)
+    if longest and longest < choice.goal.context:
+        yield f"a context of at most {longest:,} tokens for one request (max_model_len, now {choice.goal.context:,})"
+    elif case.goal.sequences > 1 and longest:
+        several = longest_context(found, case.goal.sequences, case.goal.context)
+        if 0 < several < case.goal.context:
+            yield f"a context of {several:,} tokens for {case.goal.sequences} requests at once"
+
+
+def _fewer_bits(case: Case, choice: Choice) -> Iterator[str]:
+    """What an 8-bit checkpoint would do on the same GPUs, where this one has 16 bits."""
+    if case.precision.quantization or case.shape.quantization is not None:
+        return
+    goal, layout = case.goal, choice.start.layout
+    for sequences, tokens in batch_limits(case, layout, goal):
+        settings = replace(base_settings(case, layout, goal, sequences, tokens), quantization="fp8")
+        found = with_memory(case, layout, settings, goal)
+        if found.holds(goal.sequences, goal.context):
+            was = sum(budget.weights.value for budget in choice.start.budgets)
+            now = sum(budget.weights.value for budget in predict(case, layout, settings).budgets)
+            yield f"an 8-bit checkpoint: {now / GIB:.1f} GiB of weights in place of {was / GIB:.1f} GiB"
+            return
+
+
+def _breakdown(case: Case, choice: Choice) -> str:
+    budget = min(choice.start.budgets, key=lambda item: item.pool.low)
+    return (
+        f"{budget.gpu.label} has {budget.gpu.free_bytes / GIB:.1f} GiB free; weights take {budget.weights.value / GIB:.1f}, "
+        f"activation, non-torch and graphs {(budget.engine.value - budget.weights.value) / GIB:.1f} GiB"
+    )

@@ -1,0 +1,128 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The GPUs of an instance's hosts as the planner sees them: bytes that vLLM can have. Private to gpufleet.vllm."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .estimate import MIB
+
+CONTAINER_PREFIX = "vllm-"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. total_bytes is what a CUDA process sees, less than what the driver reports by the driver's reserve."""
+
+    host: str
+    host_index: int
+    index: int
+    uuid: str
+    name: str
+    compute_capability: str | None
+    total_bytes: int
+    free_bytes: int
+    others_bytes: int
+    numa_node: int | None
+    facts: Mapping[str, Any]
+
+    @property
+    def shared(self) -> bool:
+        """Whether somebody else's processes hold memory worth the name (a display server's few MiB are not)."""
+        return self.others_bytes > 256 * MIB
+
+    @property
+    def label(self) -> str:
+        return f"{self.host} GPU {self.index}"
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    gpus: tuple[Gpu, ...]
+    links: Sequence[Sequence[Any]]
+    facts: Mapping[str, Any]
+
+
+@functools.cache
+def _cards() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "gpu_memory.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def read_hosts(facts: Sequence[Mapping[str, Any]], instance: Mapping[str, Any]) -> tuple[Host, ...]:
+    """The hosts with those GPUs that the instance may use: all that work, or the subset in its `gpus`."""
+    return tuple(_read_host(index, host, instance) for index, host in enumerate(facts))
+
+
+def _read_host(position: int, facts: Mapping[str, Any], instance: Mapping[str, Any]) -> Host:
+    name = str(facts.get("name") or facts.get("inventory_hostname") or f"host{position}")
+    usable = [gpu for gpu in facts.get("gpus") or () if gpu.get("memory_total_mib") and gpu.get("state", "ok") != "failed"]
+    subset = instance.get("gpus")
+    if subset:
+        wanted = {str(item) for item in subset}
+        usable = [gpu for gpu in usable if {str(gpu.get("index")), str(gpu.get("uuid"))} & wanted]
+    container = CONTAINER_PREFIX + str(instance.get("name") or "")
+    gpus = tuple(_read_gpu(name, position, gpu, container) for gpu in usable)
+    return Host(name=name, gpus=gpus, links=facts.get("links") or (), facts=facts)
+
+
+def _read_gpu(host: str, position: int, facts: Mapping[str, Any], container: str) -> Gpu:
+    total = visible_mib(facts)
+    own = own_memory_mib(facts, container)
+    free = facts.get("memory_free_mib")
+    free = min(total, (total if free is None else int(free)) + own)
+    others = facts.get("memory_used_by_others_mib")
+    others = max(0, (0 if others is None else int(others)) - own)
+    return Gpu(
+        host=host,
+        host_index=position,
+        index=int(facts.get("index") or 0),
+        uuid=str(facts.get("uuid") or ""),
+        name=str(facts.get("name") or "unknown GPU"),
+        compute_capability=str(facts["compute_capability"]) if facts.get("compute_capability") else None,
+        total_bytes=total * MIB,
+        free_bytes=free * MIB,
+        others_bytes=others * MIB,
+        numa_node=facts.get("numa_node"),
+        facts=facts,
+    )
+
+
+def own_memory_mib(facts: Mapping[str, Any], container: str) -> int:
+    """What the instance's own engine holds now: it counts as free, for a new start takes the place of the old."""
+    own = [process for process in facts.get("processes") or () if process.get("container") == container]
+    if not own:
+        return 0
+    if any(process.get("used_memory_mib") is None for process in own):
+        # The driver does not tell whose memory it is (WDDM, some containers): all of it, as this engine is there.
+        return int(facts.get("memory_used_by_others_mib") or 0)
+    return sum(int(process["used_memory_mib"]) for process in own)
+
+
+def visible_mib(facts: Mapping[str, Any]) -> int:
+    """What cudaMemGetInfo gives as total: the driver's total without its reserve.
+
+    Known cards are data. Of unknown ones the driver tells the reserve (from 510), else total, free and used give it.
+    """
+    total = int(facts["memory_total_mib"])
+    tolerance = _cards()["tolerance_mib"]
+    for card in _cards()["cards"]:
+        if abs(card["total_mib"] - total) <= tolerance:
+            return int(card["visible_mib"])
+        if abs(card["visible_mib"] - total) <= 4 * tolerance:
+            return total
+    if facts.get("memory_reserved_mib") is not None:
+        return total - int(facts["memory_reserved_mib"])
+    free, used = facts.get("memory_free_mib"), facts.get("memory_used_mib", facts.get("memory_used_by_others_mib"))
+    if free is not None and used is not None:
+        # Before 510 the reserve was part of what is used, so that nothing is left between the three.
+        return total - min(max(0, total - int(free) - int(used)), total // 20)
+    return total - int(_cards()["unknown_card"]["reserve_mib"])

@@ -1,0 +1,259 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The memory that vLLM takes beside weights and KV pool: activation, non-torch, CUDA graphs, CUDA context.
+
+Private to the collection gpufleet.vllm. All results are bytes on one GPU. The shape of each formula follows vLLM's
+source (profile_run and _dummy_sampler_run of the model runners, fused_moe's workspaces, the compile pass that fuses
+all-reduce); the coefficients are data (data/overhead.json, written by tools/calibrate), with their bands of releases.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .dimensions import Dimensions
+from .estimate import GIB, Estimate, total
+
+DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the engine, as far as its overhead depends on it."""
+
+    version: Version
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    dtype: str
+    quantization: str | None
+    enforce_eager: bool
+    generates: bool
+    compute_capability: str | None
+    v2_runner: bool | None = None
+    max_capture_size: int | None = None
+    multimodal: bool = True
+    graph_estimate: bool | None = None
+
+
+@functools.cache
+def coefficients() -> dict[str, Any]:
+    """The calibrated data, read once a process."""
+    text = (Path(__file__).parent / "data" / "overhead.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@functools.cache
+def parse_version(text: str) -> Version:
+    """The numbers of a version, for comparison: "0.10.1.1" -> (0, 10, 1, 1)."""
+    numbers = []
+    for part in text.lstrip("v").split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def in_band(band: Mapping[str, Any], version: Version) -> bool:
+    before = band.get("before")
+    return parse_version(band["from"]) <= version and (before is None or version < parse_version(before))
+
+
+def band_of(bands: Iterable[Mapping[str, Any]], version: Version, **wanted: object) -> Mapping[str, Any]:
+    """The one band that holds the release; the last where none does (a release newer than the data)."""
+    matching = [band for band in bands if all(band.get(key) == value for key, value in wanted.items())]
+    return next((band for band in matching if in_band(band, version)), matching[-1])
+
+
+def uses_v2_runner(shape: Dimensions, start: Start) -> bool:
+    """Whether the release runs this model in the V2 model runner by default (vllm/config/vllm.py)."""
+    if start.v2_runner is not None:
+        return start.v2_runner
+    band = next((band for band in coefficients()["v2_runner"] if in_band(band, start.version)), None)
+    if band is None:
+        return False
+    if band.get("all"):
+        return True
+    if not start.generates or shape.stateful:
+        return False
+    quantized = bool(start.quantization or shape.quantization_method)
+    listed = shape.architecture in band["architectures"] or (bool(band.get("dense")) and shape.experts is None)
+    return listed and (band["quantized"] or not quantized)
+
+
+def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
+    """The peak that the profile run adds to the weights: the larger of the sampler's and the forward pass's peak.
+
+    Multimodal models add what the encoder leaves in its cache, experts the workspace that persists between layers.
+    """
+    data = coefficients()["activation"]
+    sampler = _sampler(shape, start, stage)
+    forward = _forward(shape, start)
+    workspace = moe_workspace(shape, start)
+    persists = start.version >= parse_version(data["moe_workspace_persists_from"])
+    if not persists:
+        forward, workspace = max(forward, workspace + _hidden(shape, start) * data["hidden_outputs"]), 0.0
+    peak = _larger(sampler, Estimate.exact(forward))
+    fixed = workspace + _encoder(shape, start) + data["constant_gib"] * GIB
+    deviation = data["deviation_gib"] * GIB + data["deviation_relative"] * (peak.value + fixed)
+    return total((peak, Estimate.around(fixed, deviation, deviation)))
+
+
+def _larger(left: Estimate, right: Estimate) -> Estimate:
+    return Estimate(max(left.value, right.value), max(left.low, right.low), max(left.high, right.high), "calibrated")
+
+
+def _dtype_bytes(start: Start) -> int:
+    return DTYPE_BYTES.get(start.dtype, 2)
+
+
+def _hidden(shape: Dimensions, start: Start) -> float:
+    """One tensor of hidden states for a full batch."""
+    return float(start.max_num_batched_tokens * shape.hidden_size * _dtype_bytes(start))
+
+
+def _sampler(shape: Dimensions, start: Start, stage: int) -> Estimate:
+    """Logits of every sequence over the whole vocabulary, in as many float32 buffers as the release's sampler holds."""
+    data = coefficients()["activation"]
+    hidden = _hidden(shape, start) * data["hidden_outputs"]
+    if not start.generates or stage < start.pipeline_parallel_size - 1:
+        return Estimate.exact(hidden)
+    band = band_of(coefficients()["sampler"], start.version, runner="v2" if uses_v2_runner(shape, start) else "v1")
+    sequences = min(start.max_num_seqs, start.max_num_batched_tokens)
+    buffer = sequences * shape.vocab_size * 4.0
+    # The model's own logits come in its dtype: half a buffer is in the coefficient, float32 logits take another half.
+    wide = 0.5 if _dtype_bytes(start) == 4 else 0.0
+    return Estimate(
+        hidden + (band["logit_buffers"] + wide) * buffer,
+        hidden + (band["low"] + wide) * buffer,
+        hidden + (band["high"] + wide) * buffer,
+    )
+
+
+def _forward(shape: Dimensions, start: Start) -> float:
+    """The widest layer: gate and up projection, their product, and the residual stream around them."""
+    data = coefficients()["activation"]
+    width = data["forward_intermediate"] * shape.intermediate_size / start.tensor_parallel_size
+    stream = data["forward_hidden"] + (data["pipeline_hidden"] if start.pipeline_parallel_size > 1 else 0.0)
+    return start.max_num_batched_tokens * _dtype_bytes(start) * (width + stream * shape.hidden_size)
+
+
+def moe_workspace(shape: Dimensions, start: Start) -> float:
+    """The two workspaces of the fused experts (TritonExperts and MarlinExperts .workspace_shapes), for a full batch."""
+    if shape.experts is None:
+        return 0.0
+    data = coefficients()["activation"]
+    method = start.quantization or shape.quantization_method
+    if method in data["moe_without_workspace"]:
+        return 0.0
+    inner = shape.experts.intermediate_size // start.tensor_parallel_size
+    hidden = shape.hidden_size
+    rows = start.max_num_batched_tokens * shape.experts.per_token * _dtype_bytes(start)
+    if method in data["moe_workspace_of_marlin"]:
+        return float(rows * (max(2 * inner, hidden) + inner))
+    return float(rows * (max(inner, hidden) + max(2 * inner, hidden)))
+
+
+def _encoder(shape: Dimensions, start: Start) -> float:
+    """What the profiled images leave in the encoder cache: one batch, or one item where that is larger."""
+    if not shape.vision or not start.multimodal:
+        return 0.0
+    data = coefficients()["activation"]
+    item = coefficients()["encoder_item_tokens"].get(shape.model_type, 0)
+    tokens = max(start.max_num_batched_tokens, item)
+    cache = data["multimodal_hidden"] * tokens * shape.hidden_size * _dtype_bytes(start)
+    return float(cache + data["multimodal_constant_gib"] * GIB)
+
+
+def non_torch(start: Start) -> Estimate:
+    """What the driver and the communication libraries take between vLLM's first look at the card and the profile."""
+    band = band_of(coefficients()["non_torch"], start.version)
+    base = Estimate.around(band["value_gib"] * GIB, band["below_gib"] * GIB, band["above_gib"] * GIB)
+    return total((base, *_communication(start))).at_least(0.0)
+
+
+def _communication(start: Start) -> list[Estimate]:
+    data = coefficients()["non_torch_parallel"]
+    terms = []
+    if start.tensor_parallel_size > 1:
+        if fuses_all_reduce(start):
+            sizes = data["fusion_gib"]
+            value = sizes.get(str(start.tensor_parallel_size), max(sizes.values())) * GIB
+            terms.append(Estimate.around(value, data["fusion_deviation_gib"] * GIB, data["fusion_deviation_gib"] * GIB))
+        else:
+            terms.append(_around_gib(data["tensor_gib"], data["tensor_below_gib"], data["tensor_above_gib"]))
+    if start.pipeline_parallel_size > 1:
+        deviation = data["pipeline_deviation_gib"]
+        terms.append(_around_gib(data["pipeline_gib"], deviation, deviation))
+    return terms
+
+
+def _around_gib(value: float, below: float, above: float) -> Estimate:
+    return Estimate.around(value * GIB, below * GIB, above * GIB)
+
+
+def fuses_all_reduce(start: Start) -> bool:
+    """FlashInfer's fused all-reduce, on by default (vllm/config/vllm.py, enable_allreduce_rms_fusion)."""
+    data = coefficients()["non_torch_parallel"]
+    return (
+        start.version >= parse_version(data["fusion_from"])
+        and start.compute_capability in data["fusion_capabilities"]
+        and start.tensor_parallel_size > 1
+        and start.pipeline_parallel_size == 1
+        and start.data_parallel_size == 1
+        and not start.enforce_eager
+    )
+
+
+def captured_graphs(start: Start) -> int:
+    """How many graphs vLLM captures: mixed batches up to twice max_num_seqs (512 at most), decodes up to max_num_seqs."""
+    largest = start.max_capture_size or min(2 * start.max_num_seqs, 512)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    mixed = sum(size <= largest for size in sizes)
+    return mixed + sum(size <= min(largest, start.max_num_seqs) for size in sizes)
+
+
+def cuda_graphs(shape: Dimensions, start: Start) -> Estimate:
+    """The memory of the captured CUDA graphs."""
+    if start.enforce_eager:
+        return Estimate.exact(0.0)
+    data = coefficients()["cuda_graphs"]
+    experts = data["moe_gib"] if shape.experts else 0.0
+    layers = shape.num_layers / start.pipeline_parallel_size
+    full = data["base_gib"] + data["layer_gib"] * layers + experts
+    value = full * data["estimate_factor"] * captured_graphs(start) / data["graphs_of_calibration"] * GIB
+    return Estimate.around(
+        value, value * data["estimate_below_relative"], value * data["estimate_above_relative"] + 0.15 * GIB
+    )
+
+
+def graphs_leave_pool(shape: Dimensions, start: Start) -> bool:
+    """Whether the release takes its estimate of the graphs' memory off the KV pool, rather than out of the margin."""
+    data = coefficients()["cuda_graphs"]
+    if start.enforce_eager or start.graph_estimate is False:
+        return False
+    if uses_v2_runner(shape, start):
+        return start.version >= parse_version(data["v2_runner_estimates_from"])
+    if start.graph_estimate:
+        return start.version >= (0, 17)
+    return start.version >= parse_version(data["taken_from_pool_from"])
+
+
+def cuda_context(start: Start) -> Estimate:
+    """What a process holds before vLLM's first look at the card: the CUDA context, and NCCL's buffers with several GPUs."""
+    data = coefficients()["context"]
+    several = data["parallel_gib"] if start.tensor_parallel_size * start.pipeline_parallel_size > 1 else 0.0
+    return Estimate(
+        (data["value_gib"] + several) * GIB, data["low_gib"] * GIB, (data["high_gib"] + several) * GIB, "calibrated"
+    )

@@ -1,0 +1,139 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""plan(): from an instance and the facts of its hosts to a plan. Private to the collection gpufleet.vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .arguments import arguments_of
+from .case import Case, Goal, basis_of, read_case
+from .current import keep_current
+from .decisions import decisions_of, needs_of, warnings_of
+from .parallelism import division_faults
+from .search import Choice, choose
+
+Plan = dict[str, Any]
+
+
+def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
+    """Predicts what vLLM will do with the memory of every GPU and chooses what the instance leaves open.
+
+    Args:
+        instance: one entry of `vllm_instances`, its `checkpoint` replaced by what describe_checkpoint() returned;
+            `current_plan` (optional) is the plan that runs now.
+        hosts: what gpu_info returns, in rank order; `name` (optional) is the inventory name.
+
+    Returns: the plan: `verdict`, `release`, `parallel`, `budget` (GiB of each GPU, each term with value, low, high and
+        source), `kv` (`bytes_per_token` and `pool_gib` of one GPU; `tokens` and `max_concurrency` as vLLM logs them,
+        with `_low` and `_high`), `arguments`, `environment`, `decisions`, `warnings`, `needs`, `errors` (arguments that
+        the release does not take), `devices` (host name to UUIDs), `basis` (a fingerprint of what was asked for).
+
+    Raises: InstanceError for an instance that nobody can plan with (no tag, a value of the wrong type).
+    """
+    case = read_case(instance, hosts)
+    rules = unsupported_rules(case)
+    if rules:
+        return _describe(case, None, "unsupported", rules)
+    choice = keep_current(case, instance.get("current_plan")) or choose(case)
+    if choice is None:
+        return _describe(case, None, "does_not_fit", needs_of(case, None))
+    verdict = verdict_of(case, choice)
+    needs = needs_of(case, choice) if verdict != "fits" else []
+    return _describe(case, choice, verdict, needs)
+
+
+def verdict_of(case: Case, choice: Choice) -> str:
+    if not choice.fits:
+        return "does_not_fit"
+    return "fits_reduced" if choice.reduced and case.workload.stated else "fits"
+
+
+def unsupported_rules(case: Case) -> list[str]:
+    """The rules that the instance breaks whatever the memory: arguments, architecture, cards, division."""
+    rules = [str(error["message"]) for error in case.errors]
+    name = case.shape.architecture
+    if not case.release.supports_architecture(name) and not case.pins.text("model_impl"):
+        rules.append(
+            f"architecture: vLLM {case.release} does not know {name}; take a release that does, or one with a "
+            "Transformers fallback (model_impl: transformers)"
+        )
+    rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
+    tensor = case.pins.integer("tensor_parallel_size")
+    if tensor and tensor > 1:
+        faults = division_faults(case.shape, tensor, bool(case.pins.flag("enable_expert_parallel")))
+        rules += [f"tensor_parallel_size {tensor}: {fault}" for fault in faults]
+    if not any(host.gpus for host in case.hosts):
+        names = ", ".join(host.name for host in case.hosts) or "no host"
+        rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
+    return rules
+
+
+def _describe(case: Case, choice: Choice | None, verdict: str, needs: Sequence[str]) -> Plan:
+    described: Plan = {
+        "verdict": verdict,
+        "release": {
+            "version": case.release.version,
+            "image": case.instance.get("image"),
+            "cuda": case.release.cuda,
+            "min_driver": case.release.min_driver,
+        },
+        "parallel": {},
+        "budget": [],
+        "kv": {},
+        "arguments": [],
+        "environment": {str(key): str(value) for key, value in (case.instance.get("environment") or {}).items()},
+        "decisions": decisions_of(case, choice),
+        "warnings": warnings_of(case, choice),
+        "needs": list(needs),
+        "errors": [dict(error) for error in case.errors],
+        "devices": {},
+        "workload": {},
+        "basis": basis_of(case),
+    }
+    if choice is not None:
+        described.update(_describe_choice(case, choice))
+    return described
+
+
+def _describe_choice(case: Case, choice: Choice) -> Mapping[str, Any]:
+    layout = choice.start.layout
+    devices: dict[str, list[str]] = {}
+    for gpu in layout.gpus:
+        devices.setdefault(gpu.host, []).append(gpu.uuid or str(gpu.index))
+    return {
+        "parallel": {
+            "tensor_parallel_size": layout.tensor_parallel_size,
+            "pipeline_parallel_size": layout.pipeline_parallel_size,
+            "data_parallel_size": choice.start.settings.data_parallel_size,
+            "gpus_per_host": layout.size // max(1, layout.hosts),
+            "hosts": list(devices),
+        },
+        "budget": [budget.as_dict() for budget in choice.start.budgets],
+        "kv": _describe_kv(choice),
+        "arguments": arguments_of(case, choice),
+        "devices": devices,
+        "workload": _describe_goal(choice.goal),
+    }
+
+
+def _describe_kv(choice: Choice) -> Mapping[str, Any]:
+    found = choice.start
+    if not found.kv.groups:
+        return {"bytes_per_token": 0, "tokens": 0, "max_concurrency": 0.0, "block_size": None}
+    per_token = float(found.kv.bytes_per_token)
+    described: dict[str, Any] = {
+        "bytes_per_token": int(per_token) if per_token.is_integer() else round(per_token, 2),
+        "block_size": found.kv.groups[0].cache.block_size,
+        "max_model_len": found.settings.max_model_len,
+    }
+    for bound, suffix in (("value", ""), ("low", "_low"), ("high", "_high")):
+        described[f"tokens{suffix}"] = found.tokens(bound)
+        described[f"max_concurrency{suffix}"] = round(found.concurrency(bound), 2)
+    return described
+
+
+def _describe_goal(goal: Goal) -> Mapping[str, Any]:
+    return {"context": goal.context, "sequences": goal.sequences, "typical_context": goal.typical_context}

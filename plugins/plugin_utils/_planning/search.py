@@ -1,0 +1,305 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finds the layout and the settings of a case, in the order: fit, length, room, batch. Private to gpufleet.vllm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .budget import Start, start
+from .case import Case, Goal
+from .estimate import MIB
+from .hosts import Gpu
+from .parallelism import Layout, layouts
+from .settings import Settings
+
+UTILIZATION_STEP = 0.01
+UTILIZATION_MOST = 0.98
+POOL_STEP = 16 * MIB
+SEQUENCES_LADDER = (256, 128, 64, 32, 16, 8)
+BATCHED_TOKENS_LADDER = (4096, 2048)
+LEAST_USEFUL_CONTEXT = 1024
+"""A shorter context than this is no service: the model does not fit."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A start and the goal that it reaches; reduced where the goal is less than what was asked for."""
+
+    start: Start
+    goal: Goal
+    reduced: bool
+    fits: bool
+
+
+def choose(case: Case) -> Choice | None:
+    """The first layout that keeps every promise; else the one that keeps the most; None where there is no layout."""
+    best: Choice | None = None
+    for layout in case_layouts(case):
+        choice = choose_settings(case, layout)
+        if choice.fits and not choice.reduced:
+            return choice
+        if best is None or _keeps_more(choice, best):
+            best = choice
+    return best
+
+
+def _keeps_more(left: Choice, right: Choice) -> bool:
+    key = [(choice.fits, choice.goal.sequences * choice.goal.context, choice.start.tokens("low")) for choice in (left, right)]
+    return key[0] > key[1]
+
+
+def case_layouts(case: Case) -> Iterator[Layout]:
+    return layouts(
+        case.shape,
+        case.hosts,
+        case.pins.integer("tensor_parallel_size"),
+        case.pins.integer("pipeline_parallel_size"),
+        bool(case.pins.flag("enable_expert_parallel")),
+    )
+
+
+def choose_settings(case: Case, layout: Layout) -> Choice:
+    """The settings of a layout: the release's batch limits first, smaller ones where only they make room."""
+    goal = case.goal
+    found = None
+    for sequences, tokens in batch_limits(case, layout, goal):
+        found = with_memory(case, layout, base_settings(case, layout, goal, sequences, tokens), goal)
+        if keeps(case, found, goal):
+            return Choice(_trim_sequences(case, found, goal), goal, reduced=False, fits=True)
+    if found is None:
+        raise ValueError("no batch limits to try")
+    return _reduce(case, found, goal)
+
+
+def keeps(case: Case, candidate: Start, goal: Goal) -> bool:
+    return has_room(case, candidate) and all(candidate.holds(count, context) for count, context in goal.needs)
+
+
+def has_room(case: Case, candidate: Start) -> bool:
+    """Every GPU can give what vLLM asks for; a pinned utilization is obeyed even where it leaves little room."""
+    if any(budget.start_margin < 0 for budget in candidate.budgets):
+        return False
+    floor = 0.0 if "gpu_memory_utilization" in case.pins or "kv_cache_memory_bytes" in case.pins else None
+    return all(
+        budget.headroom.value >= 0 if floor is not None else budget.headroom.low >= least_headroom(case, budget.gpu) - MIB
+        for budget in candidate.budgets
+    )
+
+
+def least_headroom(case: Case, gpu: Gpu) -> float:
+    return case.headroom(gpu.total_bytes)
+
+
+def batch_limits(case: Case, layout: Layout, goal: Goal) -> Iterator[tuple[int, int]]:
+    """(max_num_seqs, max_num_batched_tokens) to try: the defaults of the release for this card, then smaller ones."""
+    sequences, tokens = default_batch(case, layout.gpus[0], goal)
+    pinned_sequences, pinned_tokens = case.pins.integer("max_num_seqs"), case.pins.integer("max_num_batched_tokens")
+    sequences, tokens = pinned_sequences or sequences, pinned_tokens or tokens
+    yield sequences, tokens
+    if not pinned_sequences:
+        for fewer in SEQUENCES_LADDER:
+            if goal.sequences <= fewer < sequences:
+                yield fewer, tokens
+                least = fewer
+                sequences = least
+    if not pinned_tokens and case.model.generates:
+        for fewer in BATCHED_TOKENS_LADDER:
+            if sequences <= fewer < tokens:
+                yield sequences, fewer
+
+
+def default_batch(case: Case, gpu: Gpu, goal: Goal) -> tuple[int, int]:
+    """The release's own limits for this card, as get_batch_defaults and the scheduler's checks make them."""
+    facts = dict(gpu.facts)
+    sequences = int(case.release.default("max_num_seqs", facts))
+    tokens = int(case.release.default("max_num_batched_tokens", facts))
+    chunked = case.model.generates and case.pins.flag("enable_chunked_prefill") is not False
+    if not chunked:
+        tokens = max(tokens, goal.context)
+    return sequences, min(tokens, sequences * goal.context) if chunked else tokens
+
+
+def base_settings(case: Case, layout: Layout, goal: Goal, sequences: int, tokens: int) -> Settings:
+    pins = case.pins
+    default = float(case.release.default("gpu_memory_utilization"))
+    return Settings(
+        gpu_memory_utilization=pins.number("gpu_memory_utilization") or default,
+        kv_cache_memory_bytes=pins.integer("kv_cache_memory_bytes"),
+        max_model_len=goal.context,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        dtype=case.precision.dtype,
+        quantization=pins.text("quantization"),
+        kv_cache_dtype=case.precision.kv_cache_dtype,
+        block_size=pins.integer("block_size"),
+        enforce_eager=bool(pins.flag("enforce_eager")),
+        enable_expert_parallel=bool(pins.flag("enable_expert_parallel")),
+        data_parallel_size=pins.integer("data_parallel_size") or 1,
+        decode_context_parallel_size=pins.integer("decode_context_parallel_size") or 1,
+        cpu_offload_bytes=int((pins.number("cpu_offload_gb") or 0) * 2**30),
+        num_gpu_blocks_override=pins.integer("num_gpu_blocks_override"),
+    )
+
+
+def run_facts(case: Case) -> Mapping[str, Any]:
+    """What only the overhead depends on: environment and arguments that switch runners, graphs and encoders."""
+    environment = case.instance.get("environment") or {}
+    compilation = case.pins.mapping("compilation_config") or {}
+    limits = case.pins.mapping("limit_mm_per_prompt")
+    largest = case.pins.integer("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    return {
+        "v2_runner": _switch(environment.get("VLLM_USE_V2_MODEL_RUNNER")),
+        "graph_estimate": _switch(environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")),
+        "max_capture_size": int(largest) if largest else None,
+        "multimodal": not (limits and all(_nothing(limit) for limit in limits.values()))
+        and not case.pins.flag("language_model_only"),
+    }
+
+
+def _nothing(limit: Any) -> bool:
+    return (limit.get("count") if isinstance(limit, Mapping) else limit) in (0, "0")
+
+
+def _switch(value: Any) -> bool | None:
+    return None if value in (None, "") else str(value).lower() in ("1", "true", "yes")
+
+
+def predict(case: Case, layout: Layout, settings: Settings) -> Start:
+    return start(case.model, layout, settings, run_facts(case))
+
+
+def with_memory(case: Case, layout: Layout, settings: Settings, goal: Goal) -> Start:
+    """The start with the memory limit chosen: pinned, the release's default, more or less as needed, or bytes."""
+    candidate = predict(case, layout, settings)
+    if settings.kv_cache_memory_bytes is not None:
+        return _with_start_check(case, candidate)
+    if "gpu_memory_utilization" in case.pins:
+        return candidate
+    if (case.shares_gpus or any(gpu.shared for gpu in layout.gpus)) and case.release.argument("kv_cache_memory_bytes"):
+        return _with_pinned_pool(case, candidate, goal)
+    return _with_utilization(case, candidate, goal)
+
+
+def needed_bytes(candidate: Start, goal: Goal, stage: int) -> float:
+    """KV pool that the goal takes on a GPU of a pipeline stage."""
+    if not candidate.kv.groups:
+        return 0.0
+    share = candidate.settings.decode_context_parallel_size
+    blocks = max(count * candidate.kv.blocks_per_request(-(-context // share)) for count, context in goal.needs)
+    return float(blocks * candidate.kv.block_bytes[stage])
+
+
+def _with_utilization(case: Case, candidate: Start, goal: Goal) -> Start:
+    default = candidate.settings.gpu_memory_utilization
+    needed = most = 0.0
+    most = UTILIZATION_MOST
+    for budget in candidate.budgets:
+        size = float(budget.gpu.total_bytes)
+        taken = budget.requested - budget.pool.low
+        needed = max(needed, (needed_bytes(candidate, goal, budget.stage) + taken) / size)
+        spare = min(budget.headroom.low - least_headroom(case, budget.gpu), budget.start_margin)
+        most = min(most, (budget.requested + spare) / size)
+    chosen = default
+    if default > most:
+        chosen = _step_down(most)
+    elif needed > default:
+        chosen = min(_step_up(needed), _step_down(most))
+    if chosen == default or chosen <= 0:
+        return candidate
+    return predict(case, candidate.layout, replace(candidate.settings, gpu_memory_utilization=chosen))
+
+
+def _step_down(value: float) -> float:
+    return round(math.floor(value / UTILIZATION_STEP + 1e-6) * UTILIZATION_STEP, 2)
+
+
+def _step_up(value: float) -> float:
+    return round(math.ceil(value / UTILIZATION_STEP - 1e-6) * UTILIZATION_STEP, 2)
+
+
+def _with_pinned_pool(case: Case, candidate: Start, goal: Goal) -> Start:
+    """On a shared card the pool is what the goal needs, in bytes: a share of the whole card would count the others' part."""
+    needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.budgets)
+    if not goal.stated:
+        needed *= 8
+    probe = predict(case, candidate.layout, replace(candidate.settings, kv_cache_memory_bytes=0))
+    room = min(budget.headroom.low - least_headroom(case, budget.gpu) for budget in probe.budgets)
+    pool = min(math.ceil(needed / POOL_STEP), math.floor(max(room, 0) / POOL_STEP)) * POOL_STEP
+    pinned = predict(case, candidate.layout, replace(candidate.settings, kv_cache_memory_bytes=pool))
+    return _with_start_check(case, pinned)
+
+
+def _with_start_check(case: Case, candidate: Start) -> Start:
+    """vLLM checks at start that the utilization's share of the card is free, even where the pool is given in bytes."""
+    if "gpu_memory_utilization" in case.pins or all(budget.start_margin >= 0 for budget in candidate.budgets):
+        return candidate
+    most = min((budget.requested + budget.start_margin) / budget.gpu.total_bytes for budget in candidate.budgets)
+    lowered = max(_step_down(most), UTILIZATION_STEP)
+    return predict(case, candidate.layout, replace(candidate.settings, gpu_memory_utilization=lowered))
+
+
+def _trim_sequences(case: Case, found: Start, goal: Goal) -> Start:
+    """Where a typical length is promised: no more requests at once than the pool holds of them, or vLLM preempts."""
+    typical = case.workload.typical_context
+    if not typical or "max_num_seqs" in case.pins or not found.kv.groups:
+        return found
+    per_request = found.kv.blocks_per_request(min(typical, goal.context))
+    most = max(goal.sequences, found.blocks("low") // per_request)
+    if most >= found.settings.max_num_seqs:
+        return found
+    trimmed = predict(case, found.layout, replace(found.settings, max_num_seqs=max(1, most)))
+    return trimmed if keeps(case, trimmed, goal) else found
+
+
+def _reduce(case: Case, found: Start, goal: Goal) -> Choice:
+    """Cut what the user prefers less, then the other, until the rest fits; nothing left to cut is no fit."""
+    if not has_room(case, found):
+        return Choice(found, goal, reduced=True, fits=False)
+    orders = {"context": (_fewer_sequences, _shorter), "sequences": (_shorter, _fewer_sequences)}
+    for cut in orders[case.workload.prefer]:
+        smaller = cut(found, goal)
+        if smaller is not None:
+            settings = replace(found.settings, max_model_len=smaller.context)
+            return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
+    smaller = _shorter(found, replace(goal, sequences=1, typical_context=None))
+    if smaller is not None:
+        settings = replace(found.settings, max_model_len=smaller.context)
+        return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
+    return Choice(found, goal, reduced=True, fits=False)
+
+
+def _fewer_sequences(found: Start, goal: Goal) -> Goal | None:
+    """As many requests of the full context as the pool surely holds."""
+    if not found.holds(1, goal.context):
+        return None
+    length = min(goal.typical_context or goal.context, goal.context)
+    count = found.blocks("low") // max(1, found.kv.blocks_per_request(length))
+    return replace(goal, sequences=min(count, goal.sequences)) if count else None
+
+
+def _shorter(found: Start, goal: Goal) -> Goal | None:
+    """The longest context, in blocks of 16 tokens, that the promised number of requests can have."""
+    if goal.context_is_fixed:
+        return None
+    context = longest_context(found, goal.sequences, goal.context)
+    typical = goal.typical_context
+    if context < max(LEAST_USEFUL_CONTEXT, typical or 0):
+        return None
+    return replace(goal, context=context)
+
+
+def longest_context(found: Start, sequences: int, most: int) -> int:
+    """Tokens of the longest request of which the pool surely holds so many (by halving; 0 where there is none)."""
+    low, high = 0, most // 16
+    while low < high:
+        middle = (low + high + 1) // 2
+        if found.holds(sequences, middle * 16):
+            low = middle
+        else:
+            high = middle - 1
+    return low * 16

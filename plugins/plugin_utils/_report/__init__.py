@@ -1,0 +1,10 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans for people. Private to the collection gpufleet.vllm."""
+
+from __future__ import annotations
+
+from .text import explain
+
+__all__ = ["explain"]
