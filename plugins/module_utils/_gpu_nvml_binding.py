@@ -13,9 +13,11 @@ from __future__ import annotations
 from ctypes import (
     CDLL,
     Structure,
+    Union,
     byref,
     c_char,
     c_int,
+    c_longlong,
     c_ubyte,
     c_uint,
     c_ulonglong,
@@ -109,6 +111,26 @@ class FabricInfo(Structure):
         ("cliqueId", c_uint),
         ("state", c_ubyte),
         ("healthMask", c_uint),
+    ]
+
+
+class Value(Union):
+    """nvmlValue_t"""
+
+    _fields_ = [("uiVal", c_uint), ("ullVal", c_ulonglong)]
+
+
+class FieldValue(Structure):
+    """nvmlFieldValue_t"""
+
+    _fields_ = [
+        ("fieldId", c_uint),
+        ("scopeId", c_uint),
+        ("timestamp", c_longlong),
+        ("latencyUsec", c_longlong),
+        ("valueType", c_uint),
+        ("nvmlReturn", c_uint),
+        ("value", Value),
     ]
 
 
@@ -261,6 +283,14 @@ class Nvml:
         mode = AddressingMode(version=sizeof(AddressingMode) | (1 << 24))
         self._call(("nvmlDeviceGetAddressingMode",), c_void_p(device), byref(mode))
         return int(mode.value)
+
+    def nvmlDeviceGetFieldValues(self, device: int, fields: list[int]) -> Any:
+        """Values that have no function of their own, each with its own return code."""
+        values = (FieldValue * len(fields))()
+        for value, field in zip(values, fields):
+            value.fieldId = field
+        self._call(("nvmlDeviceGetFieldValues",), c_void_p(device), c_int(len(fields)), values)
+        return values
 
     def c_nvmlGpuFabricInfo_v2_t(self) -> FabricInfo:
         """An empty structure for nvmlDeviceGetGpuFabricInfoV."""

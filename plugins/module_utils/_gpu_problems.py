@@ -144,11 +144,6 @@ PROBLEMS = {
         "This Jetson's system has neither nvidia-smi nor NVML",
         "Update it to JetPack 6 or newer.",
     ),
-    "memory_from_host": (
-        "warning",
-        "The driver gives no memory figure: CPU and GPU share the host's memory, whose size is used instead",
-        "Plan with a headroom (headroom_mib) for everything else that runs on this host.",
-    ),
     "memory_unknown": (
         "error",
         "The driver does not tell this GPU's memory",
@@ -233,6 +228,11 @@ PROBLEMS = {
         "warning",
         "The connections between the GPUs could not be read",
         "Run 'nvidia-smi topo -m' on the host.",
+    ),
+    "unified_memory": (
+        "warning",
+        "CPU and GPU share one memory, of which the driver gives no figure: the host's memory counts",
+        "Plan with a headroom (headroom_mib) for everything else that runs on this host.",
     ),
     "vfio": (
         "error",

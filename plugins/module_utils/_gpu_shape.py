@@ -156,13 +156,14 @@ def gpu_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _memory_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
-    if gpu["memory_source"] == "host":
-        return [problem("memory_from_host", gpu=gpu["index"], detail=gpu["name"])]
-    if gpu["memory_total_mib"] is None and gpu["mig"]["mode"] == "Enabled":
-        return [problem("mig_memory_not_readable", gpu=gpu["index"])]
-    if gpu["memory_total_mib"] is None and not is_unified_memory(gpu):
-        return [problem("memory_unknown", gpu=gpu["index"], detail=gpu["name"])]
-    return []
+    if gpu["memory_source"] == "card":
+        return []
+    code = "memory_unknown"
+    if gpu["mig"]["mode"] == "Enabled":
+        code = "mig_memory_not_readable"
+    elif gpu["memory_source"] == "host" or is_unified_memory(gpu):
+        code = "unified_memory"
+    return [problem(code, gpu=gpu["index"], detail=gpu["name"])]
 
 
 def is_unified_memory(gpu: dict[str, Any]) -> bool:
@@ -195,7 +196,7 @@ def _health_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
         found.append(problem("reset_pending", gpu=index))
     if gpu["ecc"]["uncorrected_volatile"]:
         found.append(problem("ecc_uncorrectable", gpu=index, detail=str(gpu["ecc"]["uncorrected_volatile"])))
-    if gpu["recovery_action"] not in (None, "None"):
+    if gpu["recovery_action"]:
         found.append(problem("recovery_action", gpu=index, detail=gpu["recovery_action"]))
     slowdowns = [reason for reason in gpu["throttle_reasons"] if reason in HARDWARE_SLOWDOWNS]
     if slowdowns:

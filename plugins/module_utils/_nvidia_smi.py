@@ -257,7 +257,7 @@ def _set_identity(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["uuid"] = _text(element, "uuid")
     gpu["name"] = _text(element, "product_name")
     gpu["pci_bus_id"] = _text(element, "pci/pci_bus_id") or element.get("id")
-    gpu["pci_device_id"] = _text(element, "pci/pci_device_id")
+    gpu["pci_device_id"] = re.sub("^0x", "", _text(element, "pci/pci_device_id") or "") or None
     gpu["minor_number"] = _number(_text(element, "minor_number"))
     gpu["architecture"] = _text(element, "product_architecture")
 
@@ -332,7 +332,8 @@ def _set_health(gpu: dict[str, Any], element: ElementTree.Element) -> None:
         "pending": _flag(_text(element, "remapped_rows/remapped_row_pending")),
         "failure": _flag(_text(element, "remapped_rows/remapped_row_failure")),
     }
-    gpu["recovery_action"] = _text(element, "gpu_recovery_action")
+    action = _text(element, "gpu_recovery_action")
+    gpu["recovery_action"] = None if action == "None" else action
 
 
 def _throttle_reasons(element: ElementTree.Element) -> list[str]:
@@ -416,27 +417,20 @@ def _process(entry: ElementTree.Element) -> dict[str, Any]:
 
 _AFFINITY_COLUMNS = {"CPU Affinity": "cpu_affinity", "NUMA Affinity": "numa_affinity", "GPU NUMA ID": "gpu_numa_id"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_LINK = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|C2C|N/A)$")
+_LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
 def parse_topology(text: str) -> dict[str, Any]:
     """The matrix of "nvidia-smi topo -m".
 
-    Returns {"devices": all of the matrix, "links": matrix of the GPUs ("X", "NV18", "PIX", "PXB", "PHB", "NODE",
-    "SYS"), "nic_links": {NIC: [its link to each GPU]}, "cpu_affinity", "numa_affinity", "gpu_numa_id": one a GPU,
-    None where N/A or blank}. An affinity column that this driver does not have gives None instead of the list.
+    Returns {"devices": GPUs and NICs, "links": matrix of the GPUs ("X", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"),
+    "cpu_affinity", "numa_affinity", "gpu_numa_id": one a GPU, None where N/A or blank}. An affinity column that this
+    driver does not have gives None instead of the list.
     """
     lines = [_ESCAPE.sub("", line).rstrip() for line in text.splitlines()]
-    start = next((at for at, line in enumerate(lines) if re.match(r"\s+GPU\d+\b", line)), None)
-    if start is None:
-        return {"devices": [], "links": [], "nic_links": {}, **{key: None for key in _AFFINITY_COLUMNS.values()}}
-    devices, columns = _topology_header(lines[start])
-    rows = {}
-    for line in lines[start + 1 :]:
-        name = line.split()[0] if line.strip() else ""
-        if name not in devices:
-            break
-        rows[name] = _topology_row(line, len(devices))
+    header = next((line for line in lines if re.match(r"\s*GPU\d+\b", line)), "")
+    devices, columns = _topology_header(header)
+    rows = {line.split()[0]: _topology_row(line, len(devices)) for line in lines if line.strip() and line != header}
     return _topology(devices, columns, rows)
 
 
@@ -460,17 +454,10 @@ def _topology_row(line: str, count: int) -> tuple[list[str], list[str]]:
 
 def _topology(devices: list[str], columns: list[str], rows: dict[str, tuple[list[str], list[str]]]) -> dict[str, Any]:
     gpus = [name for name in devices if re.match(r"GPU\d+$", name)]
-    positions = [devices.index(name) for name in gpus]
-
-    def links_to_gpus(name: str) -> list[str | None]:
-        links = rows.get(name, ([], []))[0]
-        return [_link(links[at]) if at < len(links) else None for at in positions]
-
-    result: dict[str, Any] = {
-        "devices": devices,
-        "links": [links_to_gpus(name) for name in gpus],
-        "nic_links": {name: links_to_gpus(name) for name in devices if name not in gpus and name in rows},
-    }
+    result: dict[str, Any] = {"devices": devices, "links": []}
+    for name in gpus:
+        links = rows.get(name, ([], []))[0] + [""] * len(devices)
+        result["links"].append([_link(links[devices.index(other)]) for other in gpus])
     affinities = [_affinity(rows.get(name, ([], []))[1], columns) for name in gpus]
     for key in _AFFINITY_COLUMNS.values():
         result[key] = [affinity[key] for affinity in affinities] if key in columns else None
@@ -478,14 +465,16 @@ def _topology(devices: list[str], columns: list[str], rows: dict[str, tuple[list
 
 
 def _link(cell: str) -> str | None:
-    return cell if _LINK.match(cell) and cell != "N/A" else None
+    cell = "SYS" if cell == "SOC" else cell  # its name before driver 390
+    return cell if _LINK.fullmatch(cell) else None
 
 
 def _affinity(cells: list[str], columns: list[str]) -> dict[str, str | None]:
     """{column: value}. nvidia-smi writes one tab too many before its last column and before an N/A."""
     values = list(cells)
-    while len(values) > len(columns) and "" in values:
-        values.remove("") if values[0] else values.pop(0)
+    for at in range(len(values) - 2, -1, -1):
+        if len(values) > len(columns) and not values[at] and values[at + 1]:
+            del values[at]
     values += [""] * (len(columns) - len(values))
     return {key: None if value in ("", "N/A") else value for key, value in zip(columns, values)}
 

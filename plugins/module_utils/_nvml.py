@@ -44,6 +44,18 @@ FABRIC_HEALTH = (
     (6, "access_timeout_recovery"),
 )
 
+#: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values, in the words of nvidia-smi.
+FIELD_RECOVERY_ACTION = 230
+RECOVERY_ACTIONS = {
+    1: "Reset",
+    2: "Reboot",
+    3: "Drain P2P",
+    4: "Drain and Reset",
+    5: "Recover IMEX Domain",
+    6: "Bus Reset",
+    7: "System Reboot",
+}
+
 MEMORY_V2 = 0x02000028
 CLOCK_GRAPHICS, CLOCK_MEMORY = 0, 2
 ECC_UNCORRECTED, ECC_VOLATILE, ECC_AGGREGATE = 1, 0, 1
@@ -234,6 +246,7 @@ def _set_health(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
         "double_bit": _length(reader.read("nvmlDeviceGetRetiredPages", handle, RETIRED_DOUBLE_BIT)),
         "pending": None if pending is None else bool(pending),
     }
+    gpu["recovery_action"] = _recovery_action(reader, handle)
     rows = reader.read("nvmlDeviceGetRemappedRows", handle)
     if rows is not None:
         correctable, uncorrectable, pending, failure = rows
@@ -243,6 +256,13 @@ def _set_health(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
             "pending": bool(pending),
             "failure": bool(failure),
         }
+
+
+def _recovery_action(reader: _Reader, handle: Any) -> str | None:
+    fields = reader.read("nvmlDeviceGetFieldValues", handle, [FIELD_RECOVERY_ACTION])
+    if fields is None or fields[0].nvmlReturn != 0:
+        return None
+    return RECOVERY_ACTIONS.get(fields[0].value.uiVal)
 
 
 def _length(pages: list[Any] | None) -> int | None:

@@ -265,7 +265,7 @@ gpus:
       description: C(correctable), C(uncorrectable), C(pending), C(failure), for Ampere and newer.
       type: dict
     recovery_action:
-      description: What the driver asks for to recover the GPU; only nvidia-smi 565 and newer tell it.
+      description: What the driver asks for to recover the GPU; only 565 and newer tell it.
       type: str
     fabric:
       description:
