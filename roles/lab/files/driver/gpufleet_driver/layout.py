@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Callable, List, NamedTuple, Optional, Tuple
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -47,7 +47,20 @@ def _entry(line: str, name: str) -> Entry:
 
 
 def read(name: str, version: Tuple[int, ...]) -> List[Entry]:
-    """The entries that a driver of this version has."""
+    """The entries that a driver of this version has. What is nested in an entry goes with it."""
     with open(os.path.join(_HERE, name), encoding="utf-8") as stream:
         lines = [line for line in stream if line.strip() and not line.startswith("#")]
-    return [entry for entry in (_entry(line, name) for line in lines) if entry.in_version(version)]
+    return keep([_entry(line, name) for line in lines], lambda entry: entry.in_version(version))
+
+
+def keep(entries: List[Entry], wanted: Callable[[Entry], bool]) -> List[Entry]:
+    """The wanted entries, each unwanted one left out with all that is nested in it."""
+    kept: List[Entry] = []
+    skipped_depth = None
+    for entry in entries:
+        if skipped_depth is not None and entry.depth > skipped_depth:
+            continue
+        skipped_depth = None if wanted(entry) else entry.depth
+        if skipped_depth is None:
+            kept.append(entry)
+    return kept

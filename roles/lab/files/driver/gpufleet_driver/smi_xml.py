@@ -9,11 +9,14 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from xml.sax.saxutils import escape
 
 from .facts import RELATIVE_TEMPERATURE_LIMITS, facts
-from .layout import Entry, read
+from .layout import Entry, keep, read
 from .profile import NOT_AVAILABLE, Device, Problem, Profile
 
 # First driver of each generation of the schema
 SCHEMAS = (((580,), 13), ((525,), 12), ((460,), 11), ((410,), 10))
+# Architectures whose ECC errors are counted by single and double bit
+CLASSIC_ECC = ("Kepler", "Maxwell", "Pascal", "Volta")
+
 
 def document(profile: Profile, gpus: Sequence[Device], timestamp: str) -> str:
     """The whole XML for these GPUs."""
@@ -35,15 +38,25 @@ def document(profile: Profile, gpus: Sequence[Device], timestamp: str) -> str:
 
 def _gpu(gpu: Device, layout: List[Entry]) -> List[str]:
     values = facts(gpu)
-    tags = [tag for tag in layout if _applies(tag, gpu)]
+    tags = keep(layout, lambda tag: _applies(tag, gpu))
     lines = [f'\t<gpu id="{values["pci.bus_id"]}">']
     lines += _elements(gpu, values, tags, 0)
     return lines + ["\t</gpu>"]
 
 
 def _applies(tag: Entry, gpu: Device) -> bool:
-    relative = gpu.raw("architecture") in RELATIVE_TEMPERATURE_LIMITS and gpu.profile.version_tuple >= (535,)
-    conditions = {None: True, "relative_limits": relative, "absolute_limits": not relative}
+    architecture = gpu.raw("architecture")
+    relative = architecture in RELATIVE_TEMPERATURE_LIMITS and gpu.profile.version_tuple >= (535,)
+    classic = architecture in CLASSIC_ECC
+    conditions = {
+        None: True,
+        "relative_limits": relative,
+        "absolute_limits": not relative,
+        "classic_ecc": classic,
+        "sram_ecc": not classic,
+        "turing_ecc": architecture == "Turing",
+        "detailed_ecc": not classic and architecture != "Turing",
+    }
     return conditions[tag.condition]
 
 
@@ -145,9 +158,9 @@ def _mib(value: Any) -> str:
 
 def _supported_clocks(gpu: Device) -> List[str]:
     memory, graphics = gpu.get("max_clocks.memory_mhz"), gpu.get("max_clocks.graphics_mhz")
-    for value in (memory, graphics):
-        if isinstance(value, Problem):
-            return [_leaf(2, "supported_clocks", value)]
+    missing = [value for value in (memory, graphics) if isinstance(value, Problem)]
+    if missing:
+        return [_leaf(2, "supported_clocks", missing[0])]
     steps = range(graphics, 209, -15)
     clocks = [_leaf(4, "value", f"{memory} MHz")]
     clocks += [_leaf(4, "supported_graphics_clock", f"{step} MHz") for step in steps]
