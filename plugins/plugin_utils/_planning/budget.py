@@ -98,12 +98,12 @@ class GpuBudget:
     pool: Estimate
     pinned_pool: bool
 
-    @property
+    @cached_property
     def engine(self) -> Estimate:
         """All that the engine holds beside the KV pool and its CUDA context when it runs."""
         return total((self.weights, self.activation, self.non_torch, self.cuda_graphs))
 
-    @property
+    @cached_property
     def headroom(self) -> Estimate:
         """What stays free on the card while the engine runs: room for fragmentation and for what vLLM does not count."""
         free = float(self.gpu.free_bytes)
@@ -221,7 +221,7 @@ def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, An
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:
     terms = (
         overhead.activation(model.shape, facts, stage),
-        overhead.non_torch(facts),
+        overhead.non_torch(facts, stage),
         overhead.cuda_graphs(model.shape, facts),
     )
     if model.unverified:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -66,6 +67,7 @@ class Case:
     shares_gpus: bool
     headroom_mib: int | None
     errors: tuple[Mapping[str, Any], ...]
+    checkpoint_name: str
 
     @property
     def shape(self) -> Dimensions:
@@ -99,6 +101,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
             name, "checkpoint", checkpoint if isinstance(checkpoint, str) else "...", "is not a described checkpoint",
             "Give what gpufleet.vllm.checkpoint_info returns for its folder.",
         )
+    checkpoint_name = fingerprint(checkpoint)
     pins, errors = read_pins(instance, release)
     workload = read_workload(instance)
     read = read_hosts(hosts, instance)
@@ -107,13 +110,20 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     precision = choose_precision(shape, checkpoint, read, release, pins)
     model = Model(
         checkpoint=checkpoint, shape=shape, release=release, generates=task not in POOLING_TASKS,
-        unverified=is_unverified(checkpoint), drafter_bytes=drafter_bytes(checkpoint, pins), cache={},
+        unverified=is_unverified(checkpoint), drafter_bytes=drafter_bytes(checkpoint, pins),
+        cache=_cache_of(checkpoint_name, release.version),
     )
     return Case(
         name=name, instance=instance, release=release, model=model, hosts=read, pins=pins, workload=workload,
         precision=precision, task=task, shares_gpus=bool(instance.get("shares_gpus")),
-        headroom_mib=_headroom(instance, name), errors=tuple(errors),
+        headroom_mib=_headroom(instance, name), errors=tuple(errors), checkpoint_name=checkpoint_name,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _cache_of(checkpoint: str, release: str) -> dict[Any, Any]:
+    """What was computed of a checkpoint in a release, by the checkpoint's content: a fleet serves few of them."""
+    return {}
 
 
 def read_release(instance: Mapping[str, Any], name: str) -> Release:
@@ -167,4 +177,4 @@ def basis_of(case: Case) -> str:
     """A fingerprint of what was asked for: while it is the same, a running plan stays as it is if it can."""
     keys = ("image", "release", "workload", "engine_args", "extra_args", "environment", "task", "gpus", "headroom_mib",
             "trust_remote_code")
-    return fingerprint([case.model.checkpoint, {key: case.instance.get(key) for key in keys}])
+    return fingerprint([case.checkpoint_name, {key: case.instance.get(key) for key in keys}])

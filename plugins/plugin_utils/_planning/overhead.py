@@ -144,7 +144,11 @@ def _sampler(shape: Dimensions, start: Start, stage: int) -> Estimate:
 def _forward(shape: Dimensions, start: Start) -> float:
     """The widest layer: gate and up projection, their product, and the residual stream around them."""
     data = coefficients()["activation"]
-    width = data["forward_intermediate"] * shape.intermediate_size / start.tensor_parallel_size
+    wide = shape.intermediate_size / start.tensor_parallel_size
+    width = data["forward_intermediate"] * wide
+    if shape.quantization_method in data["quantized_activations"] and (shape.quantization or {}).get("weight_bits") == 8:
+        # Beside the 16-bit product stands its 8-bit copy, the input of the next layer.
+        width += wide / _dtype_bytes(start)
     stream = data["forward_hidden"] + (data["pipeline_hidden"] if start.pipeline_parallel_size > 1 else 0.0)
     return start.max_num_batched_tokens * _dtype_bytes(start) * (width + stream * shape.hidden_size)
 
@@ -176,10 +180,14 @@ def _encoder(shape: Dimensions, start: Start) -> float:
     return float(cache + data["multimodal_constant_gib"] * GIB)
 
 
-def non_torch(start: Start) -> Estimate:
-    """What the driver and the communication libraries take between vLLM's first look at the card and the profile."""
+def non_torch(start: Start, stage: int) -> Estimate:
+    """What the driver and the communication libraries take between vLLM's first look at the card and the profile.
+
+    Most of what one GPU takes belongs to the output head and the sampler: stages before the last have less.
+    """
     band = band_of(coefficients()["non_torch"], start.version)
-    base = Estimate.around(band["value_gib"] * GIB, band["below_gib"] * GIB, band["above_gib"] * GIB)
+    value = band["value_gib"] if stage == start.pipeline_parallel_size - 1 else band["before_last_gib"]
+    base = _around_gib(value, band["below_gib"], band["above_gib"])
     return total((base, *_communication(start))).at_least(0.0)
 
 
@@ -232,7 +240,8 @@ def cuda_graphs(shape: Dimensions, start: Start) -> Estimate:
     experts = data["moe_gib"] if shape.experts else 0.0
     layers = shape.num_layers / start.pipeline_parallel_size
     full = data["base_gib"] + data["layer_gib"] * layers + experts
-    value = full * data["estimate_factor"] * captured_graphs(start) / data["graphs_of_calibration"] * GIB
+    share = data["estimate_factor"] * captured_graphs(start) / data["graphs_of_calibration"]
+    value = (data["first_graph_gib"] + full * share) * GIB
     return Estimate.around(
         value, value * data["estimate_below_relative"], value * data["estimate_above_relative"] + 0.15 * GIB
     )

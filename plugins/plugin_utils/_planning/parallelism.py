@@ -97,12 +97,9 @@ def _mlp_faults(
 
 def block_size(quantization: Mapping[str, Any] | None) -> int | None:
     """The block of block-wise FP8 (DeepSeek's scheme); None for every other scheme."""
-    if not quantization or quantization.get("method") != "fp8":
-        return None
-    size = quantization.get("group_size") or quantization.get("block_size")
-    if isinstance(size, (list, tuple)):
-        size = size[0] if size else None
-    return int(size) if size and int(size) > 1 else None
+    schemes = ((quantization or {}).get("schemes") or {}).values()
+    blocks = [scheme["block"] for scheme in schemes if scheme.get("granularity") == "block" and scheme.get("block")]
+    return max((int(block[0]) for block in blocks), default=None)
 
 
 def layouts(
@@ -169,7 +166,16 @@ def nearest(host: Host, count: int) -> tuple[Gpu, ...]:
         return host.gpus
     if count == 1:
         return (max(host.gpus, key=_free_steps),)
+    if _alike(host):
+        return host.gpus[:count]
     return max(_subsets(host, count), key=lambda gpus: _score(host, gpus))
+
+
+def _alike(host: Host) -> bool:
+    """Whether no choice is better than another: one kind of card, equally free, every pair linked in the same way."""
+    links = {str(cell) for row in host.links for cell in row} - {"X"}
+    cards = {(gpu.name, gpu.total_bytes, _free_steps(gpu), gpu.numa_node) for gpu in host.gpus}
+    return len(links) <= 1 and len(cards) == 1
 
 
 def _free_steps(gpu: Gpu) -> int:

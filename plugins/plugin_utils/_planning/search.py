@@ -66,14 +66,18 @@ def case_layouts(case: Case) -> Iterator[Layout]:
 def choose_settings(case: Case, layout: Layout) -> Choice:
     """The settings of a layout: the release's batch limits first, smaller ones where only they make room."""
     goal = case.goal
-    found = None
-    for sequences, tokens in batch_limits(case, layout, goal):
-        found = with_memory(case, layout, base_settings(case, layout, goal, sequences, tokens), goal)
-        if keeps(case, found, goal):
-            return Choice(_trim_sequences(case, found, goal), goal, reduced=False, fits=True)
-    if found is None:
-        raise ValueError("no batch limits to try")
-    return _reduce(case, found, goal)
+    limits = list(batch_limits(case, layout, goal))
+
+    def attempt(sequences: int, tokens: int) -> Start:
+        return with_memory(case, layout, base_settings(case, layout, goal, sequences, tokens), goal)
+
+    smallest = attempt(*limits[-1])
+    if not keeps(case, smallest, goal):
+        return _reduce(case, smallest, goal)
+    # The smallest batch fits: take the largest that does.
+    candidates = (attempt(*limit) for limit in limits)
+    found = next(candidate for candidate in candidates if keeps(case, candidate, goal))
+    return Choice(_trim_sequences(case, found, goal), goal, reduced=False, fits=True)
 
 
 def keeps(case: Case, candidate: Start, goal: Goal) -> bool:
