@@ -1,0 +1,159 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Works out the one change that a finding proposes. Private to the collection.
+
+Every proposal gets the variable (as a path in the instance: ``engine_args.max_model_len``), what the signature captured
+from its line, and the context of diagnose. It returns {"variable", "from", "to"}, or None where too little is known for
+a change that is sure to be one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Change = dict[str, Any]
+_Proposal = Callable[[str, dict[str, str], dict[str, Any]], Change | None]
+
+# Memory that CUDA's context and the fragments of a process take beside what vLLM counts, as a share of the GPU.
+_MARGIN = 0.02
+_LARGEST_UTILIZATION = 0.95
+_UTILIZATION_STEP = 0.05
+# Lengths are given in whole blocks of the KV cache; 16 tokens is the block of engine V0 and of V1 on CUDA.
+_BLOCK = 16
+
+
+def propose(change: dict[str, Any] | None, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """Returns the change that a signature describes, as {"variable", "from", "to"}."""
+    if change is None:
+        return None
+    variable = change["variable"]
+    if "propose" in change:
+        return _PROPOSALS[change["propose"]](variable, groups, context)
+    current = _current(variable, groups, context)
+    return {"variable": variable, "from": change.get("from") if current is None else current, "to": change["to"]}
+
+
+def _current(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Any:
+    """The value now: from the line, the instance's pins, or the plan's arguments."""
+    if "from" in groups:
+        return _number(groups["from"])
+    section, _dot, name = variable.rpartition(".")
+    instance = context.get("instance") or {}
+    pins = instance.get(section) if section else instance
+    if pins and name in pins:
+        return pins[name]
+    arguments = (context.get("plan") or {}).get("arguments") or []
+    return next((argument["value"] for argument in arguments if argument["name"] == name), None)
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text.replace(",", ""))
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _double(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, groups, context) or 1
+    return {"variable": variable, "from": current, "to": 2 * current}
+
+
+def _halve(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, groups, context)
+    if not isinstance(current, int) or current < 2:
+        return None
+    return {"variable": variable, "from": current, "to": current // 2}
+
+
+def _estimated_max_model_len(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """vLLM's own estimate of what fits, in whole blocks."""
+    if "estimated" not in groups:
+        return None
+    length = int(groups["estimated"]) // _BLOCK * _BLOCK
+    wanted = _number(groups["wanted"]) if "wanted" in groups else _current(variable, groups, context)
+    return {"variable": variable, "from": wanted, "to": length} if length else None
+
+
+def _raise_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, groups, context)
+    if current is None or current >= _LARGEST_UTILIZATION:
+        return None
+    larger = min(_LARGEST_UTILIZATION, current + _UTILIZATION_STEP)
+    return {"variable": variable, "from": current, "to": round(larger, 2)}
+
+
+def _lower_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, groups, context)
+    if current is None:
+        return None
+    return {"variable": variable, "from": current, "to": round(current - _UTILIZATION_STEP, 2)}
+
+
+def _utilization_of_free_memory(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """The share that was free, rounded down: vLLM compares it with the whole GPU."""
+    if "free" not in groups:
+        return None
+    share = float(groups["free"]) / float(groups["total"]) - _MARGIN
+    fitting = math.floor(share * 100) / 100
+    return {"variable": variable, "from": _current(variable, groups, context), "to": fitting} if fitting > 0 else None
+
+
+def _dividing_tensor_parallel_size(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    if "heads" not in groups or "from" not in groups:
+        return None
+    heads, current = int(groups["heads"]), int(groups["from"])
+    size = next(size for size in range(current - 1, 0, -1) if heads % size == 0) if current > 1 else 1
+    return {"variable": variable, "from": current, "to": size}
+
+
+def _next_port(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, {}, context) or _number(groups.get("from", ""))
+    return {"variable": variable, "from": current, "to": current + 1} if isinstance(current, int) else None
+
+
+def _without_argument(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    if "argument" not in groups:
+        return None
+    name = groups["argument"].split("/")[-1].lstrip("-").replace("-", "_")
+    path = f"{variable}.{name}"
+    return {"variable": path, "from": _current(path, {}, context), "to": None}
+
+
+def _remove(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    current = _current(variable, groups, context)
+    return {"variable": variable, "from": current, "to": None}
+
+
+def _captured(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    return {"variable": variable, "from": _current(variable, groups, context), "to": _number(groups["to"])}
+
+
+def _unknown_here(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """The variable is known, its right value is not: no change is better than a guess."""
+    return None
+
+
+_PROPOSALS: dict[str, _Proposal] = {
+    "captured": _captured,
+    "dividing_tensor_parallel_size": _dividing_tensor_parallel_size,
+    "double": _double,
+    "estimated_max_model_len": _estimated_max_model_len,
+    "halve": _halve,
+    "lower_utilization": _lower_utilization,
+    "network_interface": _unknown_here,
+    "newer_release": _unknown_here,
+    "next_port": _next_port,
+    "quantization_of_checkpoint": _remove,
+    "raise_utilization": _raise_utilization,
+    "remove": _remove,
+    "template_file": _unknown_here,
+    "utilization_of_free_memory": _utilization_of_free_memory,
+    "without_argument": _without_argument,
+}

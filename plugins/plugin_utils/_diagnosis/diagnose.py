@@ -1,0 +1,140 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finds the causes of a failure in a log. Private to the collection.
+
+What is known of failures is in signatures.yml. Here is only how the causes are told from their consequences: a cause
+stands above what it causes, what ended the engine stands in a traceback, and what vLLM logged as INFO or WARNING before
+it served was none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .change import propose
+from .lines import Line, read_lines
+from .signatures import Signature, signatures
+
+_NEAR = 40
+# A line outside of every traceback, in a log that has tracebacks, is seldom what ended the engine.
+_OUTSIDE_TRACEBACK = 0.1
+_MAX_EVIDENCE = 400
+
+# These lines only say that something failed elsewhere.
+_CONSEQUENCE = re.compile(
+    r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed|encountered|hit)|Failed core proc"
+    r"|See root cause above|WorkerProc (?:initialization )?failed|Engine process failed to start"
+    r"|leaked \w+ objects|destroy_process_group|Engine loop is not running|died unexpectedly",
+    re.IGNORECASE,
+)
+_SERVES = re.compile(r"Application startup complete")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    signature: Signature
+    line: Line
+    groups: dict[str, str]
+    score: float
+
+    def rank(self) -> tuple[int, int, float]:
+        """Sorts the certain before the likely, and among these what stands above before what stands below."""
+        band = 0 if self.score >= 0.9 else 1 if self.score >= 0.7 else 2
+        return (band, self.line.number, -self.score)
+
+
+def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Returns the causes of failure that a log shows, most probable first; of a healthy log, none.
+
+    log: the journal, `docker logs` or a pasted traceback of any release from 0.6 on, several ranks mixed.
+    context: optional, what is known beside the log: {"instance": one instance, "plan": its plan, "hosts": what gpu_info
+    tells, in rank order, "unit": what boot_info tells of the unit}. It sharpens changes and confidence.
+    Each finding: {"class", "title", "evidence": {"line", "line_number"}, "explanation", "change": {"variable", "from",
+    "to"} or None, "confidence": 0..1, "reference"}. A class is given once.
+    """
+    known = context or {}
+    lines = _relevant(read_lines(log))
+    candidates = [found for signature in signatures() if (found := _first_match(signature, lines))]
+    best: dict[str, _Candidate] = {}
+    for candidate in sorted(_weighed(candidates, lines), key=_Candidate.rank):
+        best.setdefault(candidate.signature.failure_class, candidate)
+    findings = [_finding(candidate, known) for candidate in best.values()]
+    return findings or _unknown(lines)
+
+
+def _relevant(lines: list[Line]) -> list[Line]:
+    """What an engine logged before it served has not hindered it."""
+    serving = max((index for index, line in enumerate(lines) if _SERVES.search(line.text)), default=-1)
+    return lines[serving + 1 :]
+
+
+def _first_match(signature: Signature, lines: list[Line]) -> _Candidate | None:
+    matches = (
+        (index, line, match)
+        for index, line in enumerate(lines)
+        if (signature.any_level or not line.harmless) and _may_stand_in(signature, line)
+        for match in [signature.match.search(line.text)]
+        if match and not (signature.unless and signature.unless.search(line.text))
+    )
+    found = [match for match in matches if signature.near is None or _has_near(signature.near, match[0], lines)]
+    if len(found) < signature.repeated:
+        return None
+    _index, line, match = found[0]
+    groups = {name: text for name, text in match.groupdict().items() if text}
+    return _Candidate(signature, line, groups, signature.confidence)
+
+
+def _may_stand_in(signature: Signature, line: Line) -> bool:
+    return not signature.phases or line.phase in signature.phases
+
+
+def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
+    return any(near.search(line.text) for line in lines[max(0, index - _NEAR) : index + _NEAR])
+
+
+def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:
+    if not any(line.in_traceback for line in lines):
+        return candidates
+    return [
+        candidate
+        if candidate.line.in_traceback or candidate.line.exception
+        else replace(candidate, score=candidate.score - _OUTSIDE_TRACEBACK)
+        for candidate in candidates
+    ]
+
+
+def _finding(candidate: _Candidate, context: dict[str, Any]) -> dict[str, Any]:
+    signature = candidate.signature
+    return {
+        "class": signature.failure_class,
+        "title": signature.title,
+        "evidence": {"line": candidate.line.text[:_MAX_EVIDENCE], "line_number": candidate.line.number},
+        "explanation": signature.explanation,
+        "change": propose(signature.change, candidate.groups, context),
+        "confidence": round(candidate.score, 2),
+        "reference": signature.reference,
+    }
+
+
+def _unknown(lines: list[Line]) -> list[dict[str, Any]]:
+    """The first exception that is not the echo of another one, if nothing is known about it."""
+    line = next((line for line in lines if line.exception and not _CONSEQUENCE.search(line.text)), None)
+    if line is None:
+        line = next((line for line in lines if not line.harmless and _CONSEQUENCE.search(line.text)), None)
+    if line is None:
+        return []
+    signature = next(signature for signature in signatures() if signature.failure_class == "other")
+    return [
+        {
+            "class": "other",
+            "title": "The engine ended for a reason that has no class of its own",
+            "evidence": {"line": line.text[:_MAX_EVIDENCE], "line_number": line.number},
+            "explanation": "Read the log from this line upwards.",
+            "change": None,
+            "confidence": 0.3,
+            "reference": signature.reference,
+        }
+    ]

@@ -1,0 +1,68 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads signatures.yml, which says how each field is meant. Private to the collection."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way in which a class of failure shows in a log."""
+
+    failure_class: str
+    match: re.Pattern[str]
+    near: re.Pattern[str] | None
+    unless: re.Pattern[str] | None
+    phases: frozenset[str]
+    any_level: bool
+    repeated: int
+    confidence: float
+    title: str
+    explanation: str
+    reference: str
+    change: dict[str, Any] | None
+
+
+@cache
+def signatures() -> tuple[Signature, ...]:
+    """Returns all signatures, in the order of the file."""
+    classes = yaml.safe_load((Path(__file__).parent / "signatures.yml").read_text(encoding="utf-8"))
+    return tuple(
+        _signature(failure_class, {**_shared(texts), **own})
+        for failure_class, texts in classes.items()
+        for own in texts["signatures"]
+    )
+
+
+def _shared(texts: dict[str, Any]) -> dict[str, Any]:
+    return {name: text for name, text in texts.items() if name != "signatures"}
+
+
+def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
+    return Signature(
+        failure_class=failure_class,
+        match=_compiled(fields["match"]),
+        near=_compiled(fields["near"]) if "near" in fields else None,
+        unless=_compiled(fields["unless"]) if "unless" in fields else None,
+        phases=frozenset(fields.get("phase", ())),
+        any_level=fields.get("level") == "any",
+        repeated=fields.get("repeated", 1),
+        confidence=fields["confidence"],
+        title=fields["title"],
+        explanation=fields["explanation"],
+        reference=fields["reference"],
+        change=fields.get("change"),
+    )
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
