@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from .profile import DEFAULT_PROFILE, DEFAULT_VISIBLE, ERRORS, Device, Profile, load
 
@@ -33,7 +33,7 @@ class HookError(Exception):
     """What nvidia-container-cli would print."""
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command, options = parse(arguments)
     if command in ("create", "run"):
@@ -47,9 +47,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     return 127
 
 
-def parse(arguments: List[str]) -> Tuple[Optional[str], Dict[str, str]]:
+def parse(arguments: list[str]) -> tuple[str | None, dict[str, str]]:
     """The subcommand of runc, and the values of --bundle, --log and --log-format."""
-    options: Dict[str, str] = {}
+    options: dict[str, str] = {}
     command = None
     rest = list(arguments)
     while rest:
@@ -79,7 +79,7 @@ def prepare(bundle: str) -> None:
         json.dump(config, stream)
 
 
-def visible_devices(config: Dict[str, Any]) -> Optional[str]:
+def visible_devices(config: dict[str, Any]) -> str | None:
     """The last NVIDIA_VISIBLE_DEVICES wins: Docker appends that of --gpus to the image's."""
     prefix = "NVIDIA_VISIBLE_DEVICES="
     values = [entry[len(prefix) :] for entry in config.get("process", {}).get("env") or [] if entry.startswith(prefix)]
@@ -98,13 +98,13 @@ def connect() -> Profile:
     return profile
 
 
-def resolve(profile: Profile, wanted: str) -> List[str]:
+def resolve(profile: Profile, wanted: str) -> list[str]:
     """UUIDs of the devices of NVIDIA_VISIBLE_DEVICES: all, none, indexes, UUIDs, gpu:mig indexes."""
     if wanted == "none":
         return []
     if wanted == "all":
         return [str(gpu.identity("uuid")) for gpu in profile.gpus]
-    known: Dict[str, str] = {}
+    known: dict[str, str] = {}
     for gpu in profile.gpus:
         known.update(_names(gpu))
     uuids = []
@@ -115,7 +115,7 @@ def resolve(profile: Profile, wanted: str) -> List[str]:
     return uuids
 
 
-def _names(gpu: Device) -> Dict[str, str]:
+def _names(gpu: Device) -> dict[str, str]:
     uuid = str(gpu.identity("uuid"))
     names = {str(gpu.index): uuid, uuid: uuid}
     for index, mig in enumerate(gpu.mig_devices):
@@ -123,11 +123,11 @@ def _names(gpu: Device) -> Dict[str, str]:
     return names
 
 
-def root_directory(bundle: str, config: Dict[str, Any]) -> str:
+def root_directory(bundle: str, config: dict[str, Any]) -> str:
     return os.path.join(bundle, config.get("root", {}).get("path", "rootfs"))
 
 
-def mounts(bundle: str, root: str) -> List[Dict[str, Any]]:
+def mounts(bundle: str, root: str) -> list[dict[str, Any]]:
     """Read-only bind mounts; a source that is not there is left out."""
     pairs = [
         (os.path.join(_library_directory("/"), LIBRARY), os.path.join(_library_directory(root), LIBRARY)),
@@ -153,7 +153,7 @@ def _library_directory(root: str) -> str:
     return present[0] if present else LIBRARY_DIRECTORIES[-1]
 
 
-def _extra_mounts() -> List[Tuple[str, str]]:
+def _extra_mounts() -> list[tuple[str, str]]:
     """Lines "source destination" of what the lab shares with every engine, such as the vLLM environment."""
     try:
         with open(EXTRA_MOUNTS, encoding="utf-8") as stream:
@@ -163,7 +163,7 @@ def _extra_mounts() -> List[Tuple[str, str]]:
     return [(row[0], row[1]) for row in rows if len(row) == 2]
 
 
-def report(message: str, options: Dict[str, str]) -> None:
+def report(message: str, options: dict[str, str]) -> None:
     """Docker shows the last error of runc's log; the words before ours are runc's when a hook fails."""
     text = (
         "runc create failed: unable to start container process: error during container init: "

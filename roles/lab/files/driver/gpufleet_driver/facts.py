@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from .profile import NOT_AVAILABLE, Device, Problem, problem
 
@@ -89,12 +89,13 @@ MEASURED = {
 POWER = ("draw", "limit", "default_limit", "min_limit", "max_limit")
 UTILIZATION = ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
 HISTOGRAM = ("max", "high", "partial", "low", "none")
+FABRIC = ("status", "clique_id", "cluster_uuid", "health", "bandwidth", "route_recovery", "route_unhealthy")
 ECC_COUNTERS = ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
 
 
-def facts(gpu: Device) -> Dict[str, str]:
+def facts(gpu: Device) -> dict[str, str]:
     """All facts of the GPU. A Problem (a str) stands where there is no value."""
-    result: Dict[str, Any] = dict(CONSTANTS)
+    result: dict[str, Any] = dict(CONSTANTS)
     result.update({name: gpu.identity(path) for name, path in IDENTITY.items()})
     result.update({name: gpu.get(path) for name, path in MEASURED.items()})
     for part in (_modes, _pci, _memory, _event_reasons, _utilization, _errors, _temperature, _power, _clocks, _fabric):
@@ -110,7 +111,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _modes(gpu: Device) -> Dict[str, Any]:
+def _modes(gpu: Device) -> dict[str, Any]:
     pending = gpu.identity("mig.pending")
     minor = gpu.raw("minor_number")
     return {
@@ -131,7 +132,7 @@ def _modes(gpu: Device) -> Dict[str, Any]:
     }
 
 
-def _pci(gpu: Device) -> Dict[str, Any]:
+def _pci(gpu: Device) -> dict[str, Any]:
     domain, bus, device = gpu.bus_id
     return {
         "pci.bus_id": f"{domain:08X}:{bus:02X}:{device:02X}.0",
@@ -155,7 +156,7 @@ def _hexadecimal(digits: Any) -> Any:
     return digits if isinstance(digits, Problem) else f"0x{digits}"
 
 
-def _memory(gpu: Device) -> Dict[str, Any]:
+def _memory(gpu: Device) -> dict[str, Any]:
     memory = gpu.memory()
     bar1 = gpu.get("bar1_total_mib")
     return {
@@ -175,24 +176,25 @@ def _combine(function: Any, *values: Any) -> Any:
     return function(*values)
 
 
-def _event_reasons(gpu: Device) -> Dict[str, Any]:
+def _event_reasons(gpu: Device) -> dict[str, Any]:
     active = gpu.get("event_reasons")
     if isinstance(active, Problem):
-        return dict.fromkeys([f"reason.{name}" for name, _ in EVENT_REASONS] + ["reason.mask", "reason.supported"], active)
+        names = [name for name, _ in EVENT_REASONS] + ["mask", "supported"]
+        return {f"reason.{name}": active for name in names}
     mask = sum(bit for name, bit in EVENT_REASONS if name in active)
     states = {f"reason.{name}": "Active" if name in active else "Not Active" for name, _ in EVENT_REASONS}
     return {**states, "reason.mask": f"0x{mask:016X}", "reason.supported": f"0x{0x1FF:016X}"}
 
 
-def _utilization(gpu: Device) -> Dict[str, Any]:
+def _utilization(gpu: Device) -> dict[str, Any]:
     if gpu.mig_enabled:
         return {f"utilization.{name}": NOT_AVAILABLE for name in UTILIZATION}
     return {f"utilization.{name}": gpu.get("utilization." + name) for name in UTILIZATION}
 
 
-def _errors(gpu: Device) -> Dict[str, Any]:
+def _errors(gpu: Device) -> dict[str, Any]:
     enabled = gpu.raw("ecc.mode") == "Enabled"
-    result: Dict[str, Any] = {"ecc.threshold_exceeded": "No" if enabled else NOT_AVAILABLE}
+    result: dict[str, Any] = {"ecc.threshold_exceeded": "No" if enabled else NOT_AVAILABLE}
     for period in ("volatile", "aggregate"):
         for counter in ECC_COUNTERS:
             path = f"ecc.{period}.{counter}"
@@ -202,7 +204,7 @@ def _errors(gpu: Device) -> Dict[str, Any]:
     return result
 
 
-def _temperature(gpu: Device) -> Dict[str, Any]:
+def _temperature(gpu: Device) -> dict[str, Any]:
     now, limit = gpu.get("temperature.gpu_c"), gpu.get("temperature.gpu_max_c")
     relative = gpu.raw("architecture") in RELATIVE_TEMPERATURE_LIMITS
     margins = {
@@ -217,11 +219,11 @@ def _temperature(gpu: Device) -> Dict[str, Any]:
 RELATIVE_TEMPERATURE_LIMITS = ("Ada Lovelace", "Hopper", "Blackwell")
 
 
-def _power(gpu: Device) -> Dict[str, Any]:
+def _power(gpu: Device) -> dict[str, Any]:
     return {f"power.{name}": _combine(lambda watts: f"{watts:.2f}", gpu.get(f"power.{name}_w")) for name in POWER}
 
 
-def _clocks(gpu: Device) -> Dict[str, Any]:
+def _clocks(gpu: Device) -> dict[str, Any]:
     """Application clocks left the interface with driver 590."""
     names = ("graphics", "memory")
     if gpu.profile.version_tuple >= (590,):
@@ -229,12 +231,10 @@ def _clocks(gpu: Device) -> Dict[str, Any]:
     return {f"application_clocks.{name}": gpu.get(f"application_clocks.{name}_mhz") for name in names}
 
 
-def _fabric(gpu: Device) -> Dict[str, Any]:
+def _fabric(gpu: Device) -> dict[str, Any]:
     state = gpu.get("fabric.state")
     if isinstance(state, Problem):
-        names = ("status", "clique_id", "cluster_uuid", "health", "bandwidth", "route_recovery", "route_unhealthy",
-                 "incorrect_configuration")
-        return {f"fabric.{name}": state for name in names}
+        return {f"fabric.{name}": state for name in (*FABRIC, "incorrect_configuration")}
     healthy = (gpu.raw("fabric.health") or "Healthy") == "Healthy"
     done = state == "Completed"
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Callable, List, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -23,17 +23,17 @@ class Entry(NamedTuple):
 
     depth: int
     name: str
-    since: Tuple[int, ...]
-    until: Tuple[int, ...]
-    condition: Optional[str]
-    fact: Optional[str]
+    since: tuple[int, ...]
+    until: tuple[int, ...]
+    condition: str | None
+    fact: str | None
     form: str
 
-    def in_version(self, version: Tuple[int, ...]) -> bool:
+    def in_version(self, version: tuple[int, ...]) -> bool:
         return self.since <= version < self.until
 
 
-def _version(text: Optional[str], default: int) -> Tuple[int, ...]:
+def _version(text: str | None, default: int) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")) if text else (default,)
 
 
@@ -46,16 +46,16 @@ def _entry(line: str, name: str) -> Entry:
     return Entry(depth, match["name"], since, until, match["condition"], match["fact"], match["form"] or "")
 
 
-def read(name: str, version: Tuple[int, ...]) -> List[Entry]:
+def read(name: str, version: tuple[int, ...]) -> list[Entry]:
     """The entries that a driver of this version has. What is nested in an entry goes with it."""
     with open(os.path.join(_HERE, name), encoding="utf-8") as stream:
         lines = [line for line in stream if line.strip() and not line.startswith("#")]
     return keep([_entry(line, name) for line in lines], lambda entry: entry.in_version(version))
 
 
-def keep(entries: List[Entry], wanted: Callable[[Entry], bool]) -> List[Entry]:
+def keep(entries: list[Entry], wanted: Callable[[Entry], bool]) -> list[Entry]:
     """The wanted entries, each unwanted one left out with all that is nested in it."""
-    kept: List[Entry] = []
+    kept: list[Entry] = []
     skipped_depth = None
     for entry in entries:
         if skipped_depth is not None and entry.depth > skipped_depth:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator
 
 DEFAULT_PROFILE = "/etc/gpufleet-driver/profile"
 DEFAULT_VISIBLE = "/run/gpufleet-driver/visible-devices"
@@ -52,12 +52,12 @@ def _follow(node: Any, path: str) -> Any:
 class Device:
     """One GPU of the profile, with the MIG devices that are visible."""
 
-    def __init__(self, profile: "Profile", data: Dict[str, Any], profile_index: int, index: int):
+    def __init__(self, profile: Profile, data: dict[str, Any], profile_index: int, index: int):
         self.profile = profile
         self.data = data
         self.profile_index = profile_index
         self.index = index
-        self.mig_devices: List[Dict[str, Any]] = []
+        self.mig_devices: list[dict[str, Any]] = []
 
     def raw(self, path: str) -> Any:
         """The value from the GPU, else from gpu_defaults, else None."""
@@ -68,7 +68,7 @@ class Device:
                 continue
         return None
 
-    def fault(self, at: str) -> Optional[str]:
+    def fault(self, at: str) -> str | None:
         """The name of the error that the GPU answers with, at "handle" or at "query"."""
         return self.raw("fault.what") if self.raw("fault.at") == at else None
 
@@ -85,22 +85,22 @@ class Device:
         return problem(fault) if fault else self.identity(path)
 
     @property
-    def bus_id(self) -> Tuple[int, int, int]:
+    def bus_id(self) -> tuple[int, int, int]:
         domain, bus, rest = str(self.raw("pci.bus_id")).split(":")
         return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
 
     @property
-    def processes(self) -> List[Dict[str, Any]]:
+    def processes(self) -> list[dict[str, Any]]:
         return list(self.raw("processes") or [])
 
     @property
     def mig_enabled(self) -> bool:
-        return self.raw("mig.mode") == "Enabled"
+        return bool(self.raw("mig.mode") == "Enabled")
 
-    def _memory_figure(self, mig: Optional[Dict[str, Any]], key: str) -> int:
+    def _memory_figure(self, mig: dict[str, Any] | None, key: str) -> int:
         return int((mig["memory"].get(key) if mig else self.raw("memory." + key)) or 0)
 
-    def memory(self, mig: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def memory(self, mig: dict[str, Any] | None = None) -> dict[str, Any]:
         """total, reserved, used and free in MiB, of the GPU or of a MIG device; Problems where unsupported."""
         total = self.get("memory.total_mib") if mig is None or self.fault("query") else mig["memory"]["total_mib"]
         if isinstance(total, Problem):
@@ -111,7 +111,7 @@ class Device:
         return {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used}
 
 
-def runs_on(process: Dict[str, Any], mig: Optional[Dict[str, Any]]) -> bool:
+def runs_on(process: dict[str, Any], mig: dict[str, Any] | None) -> bool:
     """Does the process run on this MIG device? A whole GPU (None) has all of its processes."""
     return mig is None or (
         process.get("gpu_instance_id") == mig["gpu_instance_id"]
@@ -122,12 +122,12 @@ def runs_on(process: Dict[str, Any], mig: Optional[Dict[str, Any]]) -> bool:
 class Profile:
     """The driver and the GPUs that are visible here."""
 
-    def __init__(self, data: Dict[str, Any], visible: Optional[List[str]] = None):
+    def __init__(self, data: dict[str, Any], visible: list[str] | None = None):
         self.data = data
         self.in_container = visible is not None
         self.gpus = list(self._visible_gpus(visible))
 
-    def _visible_gpus(self, visible: Optional[List[str]]) -> Iterator[Device]:
+    def _visible_gpus(self, visible: list[str] | None) -> Iterator[Device]:
         index = 0
         for position, data in enumerate(self.data.get("gpus") or []):
             gpu = Device(self, data, position, index)
@@ -146,7 +146,7 @@ class Profile:
         return str(self.driver("version", ""))
 
     @property
-    def version_tuple(self) -> Tuple[int, ...]:
+    def version_tuple(self) -> tuple[int, ...]:
         return tuple(int(part) for part in self.version.split("."))
 
     @property
@@ -154,7 +154,7 @@ class Profile:
         return str(self.driver("library_version", self.version))
 
     @property
-    def error(self) -> Optional[str]:
+    def error(self) -> str | None:
         """Why NVML does not start, as a key of ERRORS, or None."""
         state = self.driver("state", "loaded")
         if state != "loaded":
@@ -178,7 +178,7 @@ def _path(variable: str, default: str) -> str:
     return os.environ.get(variable) or default
 
 
-def read_visible() -> Optional[List[str]]:
+def read_visible() -> list[str] | None:
     """UUIDs that this container may see, or None on the host itself."""
     try:
         with open(_path("GPUFLEET_DRIVER_VISIBLE", DEFAULT_VISIBLE), encoding="utf-8") as stream:
@@ -187,7 +187,7 @@ def read_visible() -> Optional[List[str]]:
         return None
 
 
-def load(path: Optional[str] = None) -> Optional[Profile]:
+def load(path: str | None = None) -> Profile | None:
     """The profile of this host, or None where there is no driver."""
     try:
         with open(path or _path("GPUFLEET_DRIVER_PROFILE", DEFAULT_PROFILE), encoding="utf-8") as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import sys
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Sequence
 
 from . import smi_csv, smi_text, smi_xml
 from .profile import ERRORS, Device, Profile, load
@@ -63,7 +63,7 @@ class Failure(Exception):
         self.code = code
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     output = None
     try:
@@ -80,8 +80,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     return code
 
 
-def parse(arguments: Sequence[str]) -> Dict[str, str]:
-    options: Dict[str, str] = {}
+def parse(arguments: Sequence[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
     rest = list(arguments)
     if rest and rest[0] in ("topo", "nvlink"):
         options["command"] = rest.pop(0)
@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str]) -> Dict[str, str]:
     return options
 
 
-def run(options: Dict[str, str]) -> str:
+def run(options: dict[str, str]) -> str:
     if "help" in options:
         return USAGE
     if options.get("command", "").startswith("topo") and "id" in options:
@@ -107,7 +107,7 @@ def run(options: Dict[str, str]) -> str:
     if "version" in options:
         return smi_text.version(profile)
     if "help_query_gpu" in options:
-        return "List of valid properties to query for the switch \"--query-gpu\":\n\n" + "".join(
+        return 'List of valid properties to query for the switch "--query-gpu":\n\n' + "".join(
             name + "\n\n" for name in smi_csv.field_names(profile)
         )
     gpus = select(profile, options.get("id"))
@@ -131,7 +131,7 @@ def connect() -> Profile:
     return profile
 
 
-def select(profile: Profile, wanted: Optional[str]) -> List[Device]:
+def select(profile: Profile, wanted: str | None) -> list[Device]:
     """The GPUs of -i: indexes, UUIDs, serial numbers or bus ids, with commas between."""
     gpus = profile.gpus
     if wanted is not None:
@@ -142,7 +142,7 @@ def select(profile: Profile, wanted: Optional[str]) -> List[Device]:
     return gpus
 
 
-def _names(gpu: Device) -> List[str]:
+def _names(gpu: Device) -> list[str]:
     domain, bus, device = gpu.bus_id
     names = [str(gpu.index), str(gpu.identity("uuid")), str(gpu.identity("serial"))]
     names += [f"{domain:08x}:{bus:02x}:{device:02x}.0", f"{domain:04x}:{bus:02x}:{device:02x}.0"]
@@ -164,7 +164,7 @@ def check_handle(gpu: Device) -> None:
     raise Failure(f"Unable to determine the device handle for {label}{place}: {words}\n", min(code, 255))
 
 
-def show(profile: Profile, gpus: List[Device], options: Dict[str, str]) -> str:
+def show(profile: Profile, gpus: list[Device], options: dict[str, str]) -> str:
     if options.get("command") == "topo m":
         return smi_text.topology(profile)
     if options.get("command") == "nvlink s":
@@ -182,7 +182,7 @@ def show(profile: Profile, gpus: List[Device], options: Dict[str, str]) -> str:
     return smi_text.table(profile, gpus)
 
 
-def query(profile: Profile, gpus: List[Device], options: Dict[str, str]) -> str:
+def query(profile: Profile, gpus: list[Device], options: dict[str, str]) -> str:
     formats = options.get("format", "").split(",")
     if formats[0] != "csv":
         raise Failure("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n", 2)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Sequence
 
 from .facts import facts
 from .layout import Entry, read
@@ -16,14 +16,14 @@ class UnknownField(Exception):
     """The driver has no such field."""
 
 
-def query_gpu(profile: Profile, gpus: Sequence[Device], names: List[str], options: List[str], timestamp: str) -> str:
+def query_gpu(profile: Profile, gpus: Sequence[Device], names: list[str], options: list[str], timestamp: str) -> str:
     fields = _fields("query_gpu.fields", profile, names)
     rows = [_row(fields, {**facts(gpu), "timestamp": timestamp}, profile, options) for gpu in gpus]
     return _table(fields, rows, options)
 
 
 def query_compute_apps(
-    profile: Profile, gpus: Sequence[Device], names: List[str], options: List[str], timestamp: str
+    profile: Profile, gpus: Sequence[Device], names: list[str], options: list[str], timestamp: str
 ) -> str:
     """One row for each process; none in a container, where other PID namespaces are not seen."""
     fields = _fields("query_compute_apps.fields", profile, names)
@@ -36,11 +36,11 @@ def query_compute_apps(
     return _table(fields, rows, options)
 
 
-def field_names(profile: Profile) -> List[str]:
+def field_names(profile: Profile) -> list[str]:
     return [" or ".join(f'"{n}"' for n in e.name.split("|")) for e in read("query_gpu.fields", profile.version_tuple)]
 
 
-def _process(process: Dict[str, Any]) -> Dict[str, str]:
+def _process(process: dict[str, Any]) -> dict[str, str]:
     used = process.get("used_memory_mib")
     return {
         "process.pid": str(process["pid"]),
@@ -49,7 +49,7 @@ def _process(process: Dict[str, Any]) -> Dict[str, str]:
     }
 
 
-def _fields(table: str, profile: Profile, names: List[str]) -> List[Entry]:
+def _fields(table: str, profile: Profile, names: list[str]) -> list[Entry]:
     known = {name: entry for entry in read(table, profile.version_tuple) for name in entry.name.split("|")}
     for name in names:
         if name not in known:
@@ -57,11 +57,11 @@ def _fields(table: str, profile: Profile, names: List[str]) -> List[Entry]:
     return [known[name] for name in names]
 
 
-def _row(fields: List[Entry], values: Dict[str, str], profile: Profile, options: List[str]) -> str:
+def _row(fields: list[Entry], values: dict[str, str], profile: Profile, options: list[str]) -> str:
     return ", ".join(_cell(field, values, profile, options) for field in fields)
 
 
-def _cell(field: Entry, values: Dict[str, str], profile: Profile, options: List[str]) -> str:
+def _cell(field: Entry, values: dict[str, str], profile: Profile, options: list[str]) -> str:
     value = values.get(field.fact, NOT_AVAILABLE) if field.fact else NOT_AVAILABLE
     if isinstance(value, Problem):
         if value == NOT_AVAILABLE and profile.version_tuple < (470,):
@@ -70,7 +70,7 @@ def _cell(field: Entry, values: Dict[str, str], profile: Profile, options: List[
     return f"{value} {field.form}" if field.form and "nounits" not in options else value
 
 
-def _table(fields: List[Entry], rows: List[str], options: List[str]) -> str:
+def _table(fields: list[Entry], rows: list[str], options: list[str]) -> str:
     if "noheader" not in options:
         rows = [", ".join(_heading(field) for field in fields), *rows]
     return "".join(row + "\n" for row in rows)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from .facts import facts
 from .profile import NOT_AVAILABLE, Device, Problem, Profile
@@ -32,12 +32,12 @@ NARROW = Widths(41, 22, 22)
 
 def table(profile: Profile, gpus: Sequence[Device]) -> str:
     widths = WIDE if profile.version_tuple >= (545,) else NARROW
-    end = "+" if profile.version_tuple >= (570,) else "|"
+    start = "+" if profile.version_tuple >= (570,) else "|"
     lines = [time.strftime("%a %b %e %H:%M:%S %Y") + "       "]
     lines += ["+" + "-" * widths.whole + "+", f"|{_banner(profile, widths)}|"]
-    lines += [_rule(widths, "-", end), *_headings(widths), _rule(widths, "=", "|")]
+    lines += [start + _rule(widths, "-") + "+", *_headings(widths), f"|{_rule(widths, '=')}|"]
     for gpu in gpus:
-        lines += [*_gpu_rows(gpu, widths), _rule(widths, "-", "+")]
+        lines += [*_gpu_rows(gpu, widths), f"+{_rule(widths, '-')}+"]
     for gpu in gpus:
         if gpu.mig_enabled and gpu.mig_devices:
             lines += _mig_rows(gpu, widths)
@@ -50,11 +50,11 @@ def _banner(profile: Profile, widths: Widths) -> str:
     return text.ljust(widths.whole)
 
 
-def _rule(widths: Widths, line: str, end: str) -> str:
-    return end + "+".join(line * width for width in widths) + end
+def _rule(widths: Widths, line: str) -> str:
+    return "+".join(line * width for width in widths)
 
 
-def _headings(widths: Widths) -> List[str]:
+def _headings(widths: Widths) -> list[str]:
     second = ("Bus-Id          Disp.A", "Memory-Usage", "")
     if widths is NARROW:
         second = ("Bus-Id        Disp.A", "Memory-Usage", "")
@@ -76,13 +76,13 @@ def _watts(value: str) -> str:
     return "N/A " if isinstance(value, Problem) else f"{float(value):.0f}W"
 
 
-def _gpu_rows(gpu: Device, widths: Widths) -> List[str]:
+def _gpu_rows(gpu: Device, widths: Widths) -> list[str]:
     value = facts(gpu)
     on = {"Enabled": "On", "Disabled": "Off"}.get(value["persistence_mode"], "N/A")
     first = [
         f"{gpu.index:>4}  {value['name']:<27.27} {on:>5}  ",
         f"{_unit(value['fan_speed'], '%'):>4}{_unit(value['temperature.gpu'], 'C'):>6}    "
-        f"{value['performance_state']:<3.3}{_watts(value['power.draw']):>15} / {_watts(value['power.limit']):>5} ",
+        f"{_unit(value['performance_state'], ''):<4}{_watts(value['power.draw']):>14} / {_watts(value['power.limit']):>5} ",
         "",
     ]
     second = [f"{value['pci.bus_id']} Off ", _memory_usage(value, widths), ""]
@@ -91,19 +91,17 @@ def _gpu_rows(gpu: Device, widths: Widths) -> List[str]:
         f"{_unit(value['utilization.gpu'], '%'):>8}{value['compute_mode']:>13} ",
         f"{value['mig.current']} ",
     ]
-    return [
-        f"|{a:<{widths.first}}|{b:>{widths.second}}|{c:>{widths.third}}|" for a, b, c in zip(first, second, third)
-    ]
+    return [f"|{a:<{widths.first}}|{b:>{widths.second}}|{c:>{widths.third}}|" for a, b, c in zip(first, second, third)]
 
 
-def _memory_usage(value: Dict[str, str], widths: Widths) -> str:
+def _memory_usage(value: dict[str, str], widths: Widths) -> str:
     used, total = value["memory.used"], value["memory.total"]
     if isinstance(total, Problem):
-        return " Not Supported".ljust(widths.second)
+        return (" Not Supported" if total == NOT_AVAILABLE else " ERR!").ljust(widths.second)
     return f"{used}MiB / {total:>{6 if widths is WIDE else 5}}MiB "
 
 
-def _mig_rows(gpu: Device, widths: Widths) -> List[str]:
+def _mig_rows(gpu: Device, widths: Widths) -> list[str]:
     lines = ["", "+" + "-" * widths.whole + "+", "|" + " MIG devices:".ljust(widths.whole) + "|"]
     lines += ["|" + " GPU  GI  CI  MIG |         Memory-Usage".ljust(widths.whole) + "|"]
     for index, mig in enumerate(gpu.mig_devices):
@@ -114,7 +112,7 @@ def _mig_rows(gpu: Device, widths: Widths) -> List[str]:
     return [*lines, "+" + "-" * widths.whole + "+"]
 
 
-def _process_table(profile: Profile, gpus: Sequence[Device], widths: Widths) -> List[str]:
+def _process_table(profile: Profile, gpus: Sequence[Device], widths: Widths) -> list[str]:
     pid_width = 16 if widths is WIDE else 10
     name_width = widths.whole - pid_width - 36
     titles = [
@@ -131,7 +129,7 @@ def _process_table(profile: Profile, gpus: Sequence[Device], widths: Widths) -> 
     return [*lines, "+" + "-" * widths.whole + "+"]
 
 
-def _process_row(gpu: Device, process: Dict[str, Any], pid_width: int, name_width: int) -> str:
+def _process_row(gpu: Device, process: dict[str, Any], pid_width: int, name_width: int) -> str:
     instance = process.get("gpu_instance_id", "N/A"), process.get("compute_instance_id", "N/A")
     used = process.get("used_memory_mib")
     memory = "N/A" if used is None else f"{used}MiB"
@@ -185,7 +183,7 @@ UNDERLINE, PLAIN = "\x1b[4m", "\x1b[0m"
 
 def topology(profile: Profile) -> str:
     """The matrix, with TABs and the underlined heading that the real one has even when it writes to a file."""
-    nics: List[Dict[str, Any]] = profile.data.get("nics") or []
+    nics: list[dict[str, Any]] = profile.data.get("nics") or []
     with_gpu_numa_id = profile.version_tuple >= (530,)
     columns = [f"GPU{gpu.index}" for gpu in profile.gpus] + [f"NIC{i}" for i in range(len(nics))]
     columns += ["CPU Affinity", "NUMA Affinity"] + (["GPU NUMA ID"] if with_gpu_numa_id else [])
@@ -205,7 +203,7 @@ def _cell(link: str) -> str:
     return " X " if link == "X" else link
 
 
-def _affinity(gpu: Device, with_gpu_numa_id: bool) -> List[str]:
+def _affinity(gpu: Device, with_gpu_numa_id: bool) -> list[str]:
     node = str(gpu.identity("numa_node"))
     cells = [str(gpu.identity("cpu_affinity")), *(["", node] if node == "N/A" else [node])]
     return cells + (["", str(gpu.identity("gpu_numa_id"))] if with_gpu_numa_id else [])

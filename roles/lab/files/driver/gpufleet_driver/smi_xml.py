@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from .facts import RELATIVE_TEMPERATURE_LIMITS, facts
@@ -36,7 +36,7 @@ def document(profile: Profile, gpus: Sequence[Device], timestamp: str) -> str:
     return "\n".join(lines + ["</nvidia_smi_log>"]) + "\n"
 
 
-def _gpu(gpu: Device, layout: List[Entry]) -> List[str]:
+def _gpu(gpu: Device, layout: list[Entry]) -> list[str]:
     values = facts(gpu)
     tags = keep(layout, lambda tag: _applies(tag, gpu))
     lines = [f'\t<gpu id="{values["pci.bus_id"]}">']
@@ -45,7 +45,7 @@ def _gpu(gpu: Device, layout: List[Entry]) -> List[str]:
 
 
 def _applies(tag: Entry, gpu: Device) -> bool:
-    architecture = gpu.raw("architecture")
+    architecture = str(gpu.raw("architecture"))
     relative = architecture in RELATIVE_TEMPERATURE_LIMITS and gpu.profile.version_tuple >= (535,)
     classic = architecture in CLASSIC_ECC
     conditions = {
@@ -60,8 +60,8 @@ def _applies(tag: Entry, gpu: Device) -> bool:
     return conditions[tag.condition]
 
 
-def _elements(gpu: Device, values: Dict[str, str], tags: List[Entry], depth: int) -> List[str]:
-    lines: List[str] = []
+def _elements(gpu: Device, values: dict[str, str], tags: list[Entry], depth: int) -> list[str]:
+    lines: list[str] = []
     for tag, children in _siblings(tags, depth):
         value: Any = values.get(tag.fact, NOT_AVAILABLE) if tag.fact else NOT_AVAILABLE
         if tag.name.startswith("%"):
@@ -75,7 +75,7 @@ def _elements(gpu: Device, values: Dict[str, str], tags: List[Entry], depth: int
     return lines
 
 
-def _siblings(tags: List[Entry], depth: int) -> Iterator[Tuple[Entry, List[Entry]]]:
+def _siblings(tags: list[Entry], depth: int) -> Iterator[tuple[Entry, list[Entry]]]:
     """The tags of this depth, each with those nested in it."""
     start = 0
     while start < len(tags):
@@ -90,7 +90,7 @@ def _leaf(depth: int, tag: str, text: str) -> str:
     return "\t" * depth + f"<{tag}>{escape(text)}</{tag}>"
 
 
-def _container(depth: int, tag: str, body: List[str]) -> List[str]:
+def _container(depth: int, tag: str, body: list[str]) -> list[str]:
     indent = "\t" * depth
     return [f"{indent}<{tag}>", *body, f"{indent}</{tag}>"]
 
@@ -98,9 +98,9 @@ def _container(depth: int, tag: str, body: List[str]) -> List[str]:
 # ---- lists ----
 
 
-def _processes(gpu: Device) -> List[str]:
+def _processes(gpu: Device) -> list[str]:
     """In a container, processes of other PID namespaces are not seen."""
-    lines: List[str] = []
+    lines: list[str] = []
     for process in [] if gpu.profile.in_container else gpu.processes:
         used = process.get("used_memory_mib")
         leaves = [
@@ -115,16 +115,16 @@ def _processes(gpu: Device) -> List[str]:
     return _container(2, "processes", lines)
 
 
-def _mig_devices(gpu: Device) -> List[str]:
+def _mig_devices(gpu: Device) -> list[str]:
     if not gpu.mig_enabled or not gpu.mig_devices:
         return _container(2, "mig_devices", ["\t\t\tNone"])
-    lines: List[str] = []
+    lines: list[str] = []
     for index, mig in enumerate(gpu.mig_devices):
         lines += _container(3, "mig_device", _mig_device(gpu, index, mig))
     return _container(2, "mig_devices", lines)
 
 
-def _mig_device(gpu: Device, index: int, mig: Dict[str, Any]) -> List[str]:
+def _mig_device(gpu: Device, index: int, mig: dict[str, Any]) -> list[str]:
     memory = gpu.memory(mig)
     keys = ("total", "reserved", "used", "free") if gpu.profile.version_tuple >= (510,) else ("total", "used", "free")
     shared = (
@@ -156,7 +156,7 @@ def _mib(value: Any) -> str:
     return value if isinstance(value, Problem) else f"{value} MiB"
 
 
-def _supported_clocks(gpu: Device) -> List[str]:
+def _supported_clocks(gpu: Device) -> list[str]:
     memory, graphics = gpu.get("max_clocks.memory_mhz"), gpu.get("max_clocks.graphics_mhz")
     missing = [value for value in (memory, graphics) if isinstance(value, Problem)]
     if missing:

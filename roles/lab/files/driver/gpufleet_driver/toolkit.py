@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import sys
-from typing import List, Optional
 
 from .profile import Profile, load
 
 DEFAULT_VERSION = "1.17.8"
 
 
-def _version(profile: Optional[Profile]) -> str:
+def _version(profile: Profile | None) -> str:
     return str(profile.driver("container_toolkit_version", DEFAULT_VERSION)) if profile else DEFAULT_VERSION
 
 
-def nvidia_ctk(arguments: List[str]) -> int:
+def nvidia_ctk(arguments: list[str]) -> int:
     """--version, and cdi list: the lab registers the runtime and writes no CDI specification."""
     if arguments in (["--version"], ["-v"]):
         print(f"NVIDIA Container Toolkit CLI version {_version(load())}\ncommit: simulated")
@@ -29,7 +28,7 @@ def nvidia_ctk(arguments: List[str]) -> int:
     return 0
 
 
-def nvidia_container_cli(arguments: List[str]) -> int:
+def nvidia_container_cli(arguments: list[str]) -> int:
     """--version and info."""
     profile = load()
     if arguments in (["--version"], ["-V"]):
@@ -44,9 +43,8 @@ def nvidia_container_cli(arguments: List[str]) -> int:
         return 1
     print(f"NVRM version:   {profile.version}\nCUDA version:   {profile.driver('cuda_version')}")
     for gpu in profile.gpus:
-        print(
-            f"\nDevice Index:   {gpu.index}\nDevice Minor:   {gpu.profile_index}\nModel:          {gpu.identity('name')}"
-            f"\nBrand:          {gpu.identity('brand')}\nGPU UUID:       {gpu.identity('uuid')}"
-            f"\nBus Location:   {gpu.raw('pci.bus_id')}\nArchitecture:   {gpu.identity('compute_capability')}"
-        )
+        print(f"\nDevice Index:   {gpu.index}\nDevice Minor:   {gpu.profile_index}")
+        print(f"Model:          {gpu.identity('name')}\nBrand:          {gpu.identity('brand')}")
+        print(f"GPU UUID:       {gpu.identity('uuid')}\nBus Location:   {gpu.raw('pci.bus_id')}")
+        print(f"Architecture:   {gpu.identity('compute_capability')}")
     return 0
