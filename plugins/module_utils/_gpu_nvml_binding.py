@@ -20,6 +20,7 @@ from ctypes import (
     c_longlong,
     c_ubyte,
     c_uint,
+    c_ulong,
     c_ulonglong,
     c_void_p,
     create_string_buffer,
@@ -283,6 +284,18 @@ class Nvml:
         mode = AddressingMode(version=sizeof(AddressingMode) | (1 << 24))
         self._call(("nvmlDeviceGetAddressingMode",), c_void_p(device), byref(mode))
         return int(mode.value)
+
+    def nvmlDeviceGetCpuAffinity(self, device: int, words: int) -> list[int]:
+        """Bit mask of the CPUs next to the GPU, in words of 64 bits."""
+        mask = (c_ulong * words)()
+        self._call(("nvmlDeviceGetCpuAffinity",), c_void_p(device), c_uint(words), mask)
+        return list(mask)
+
+    def nvmlDeviceGetMemoryAffinity(self, device: int, words: int, scope: int) -> list[int]:
+        """Bit mask of the NUMA nodes next to the GPU, in words of 64 bits."""
+        mask = (c_ulong * words)()
+        self._call(("nvmlDeviceGetMemoryAffinity",), c_void_p(device), c_uint(words), mask, c_uint(scope))
+        return list(mask)
 
     def nvmlDeviceGetFieldValues(self, device: int, fields: list[int]) -> Any:
         """Values that have no function of their own, each with its own return code."""

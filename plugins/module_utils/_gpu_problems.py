@@ -337,7 +337,7 @@ RETURN_CODES = {
     127: "nvidia_smi_missing",
 }
 
-_BUS_ID = re.compile(r"\bGPU\s?((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", re.IGNORECASE)
+_BUS_ID = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
 def problem(
@@ -369,14 +369,19 @@ def classify(text: str, return_code: int | None = None) -> dict[str, Any] | None
         match = pattern.search(text)
         if match:
             line = _line_at(text, match.start())
-            bus_id = _BUS_ID.search(line)
-            return problem(code, detail=bus_id.group(1) if bus_id else None, evidence=line)
+            return problem(code, detail=bus_id_in(line), evidence=line)
     if not return_code:
         return None
     evidence = text.strip()[:400] or None
     return problem(
         RETURN_CODES.get(return_code, "nvidia_smi_failed"), detail=f"exit code {return_code}", evidence=evidence
     )
+
+
+def bus_id_in(line: str | None) -> str | None:
+    """The PCI bus id that a message names."""
+    match = _BUS_ID.search(line or "")
+    return match.group(0) if match else None
 
 
 def _line_at(text: str, position: int) -> str:

@@ -9,14 +9,13 @@ turns the problems into "errors" and "notices".
 
 from __future__ import annotations
 
-import re
 from typing import Any, Collection, Mapping
 
 from . import _host_facts, _nvidia_smi, _nvml
 from ._gpu_command import call_in_child, find_program, run
 from ._gpu_compute_capability import architecture_of
 from ._gpu_nvml_binding import Nvml
-from ._gpu_problems import classify, problem
+from ._gpu_problems import bus_id_in, classify, problem
 from ._gpu_shape import complete_gpu, is_unified_memory, judge, new_gpu, new_host, set_used_by_others
 
 #: Failures of NVML itself, after which nvidia-smi may still work. After any other (no driver, no permission, a hung
@@ -26,19 +25,22 @@ TRY_NVIDIA_SMI = ("nvml_library_missing", "nvml_function_missing", "nvml_failed"
 #: Failures that keep nvidia-smi from describing the GPUs that still work.
 ONE_GPU_BROKEN = ("gpu_lost", "gpu_requires_reset", "device_error")
 
+#: A loop over the GPUs of a host ends here, whatever nvidia-smi says.
+MOST_GPUS = 64
+
 CAPABILITY_QUERY = ["--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
 
 
-def query(source: str, timeout: float, topology: bool = True, root: str = "/") -> tuple[dict[str, Any], list[Any]]:
+def query(source: str, timeout: float, topology: bool = True) -> tuple[dict[str, Any], list[Any]]:
     """(host, problems) of this host's GPUs; never raises for anything that a driver does.
 
     source is "auto", "nvml" or "nvidia-smi"; timeout is in seconds, for each call of the source.
     """
     if source == "nvidia-smi":
-        return ask_nvidia_smi(timeout, topology, root)
+        return ask_nvidia_smi(timeout, topology)
     host, problems = ask_nvml(timeout, topology)
     if source == "auto" and not host["gpus"] and any(item["code"] in TRY_NVIDIA_SMI for item in problems):
-        fallback, fallback_problems = ask_nvidia_smi(timeout, topology, root)
+        fallback, fallback_problems = ask_nvidia_smi(timeout, topology)
         if fallback["gpus"] or fallback_problems[0]["code"] != "nvidia_smi_missing":
             return fallback, fallback_problems
     return host, problems
@@ -69,7 +71,7 @@ def _nvml_module() -> Any:
 # --- nvidia-smi ---------------------------------------------------------------------------------------------------
 
 
-def ask_nvidia_smi(timeout: float, topology: bool = True, root: str = "/") -> tuple[dict[str, Any], list[Any]]:
+def ask_nvidia_smi(timeout: float, topology: bool = True) -> tuple[dict[str, Any], list[Any]]:
     """One process, and one more each for what its XML lacks and this host has.
 
     That is the topology of several GPUs, the UUIDs of MIG devices, the compute capability of an unknown card.
@@ -77,7 +79,7 @@ def ask_nvidia_smi(timeout: float, topology: bool = True, root: str = "/") -> tu
     program = find_program("nvidia-smi")
     if program is None:
         return new_host("nvidia-smi"), [problem("nvidia_smi_missing")]
-    host, problems = _ask_gpus(program, timeout, root)
+    host, problems = _ask_gpus(program, timeout)
     gpus = host["gpus"]
     if any(gpu["mig"]["instances"] for gpu in gpus):
         add_mig_names(gpus, _nvidia_smi.parse_list(_ask(program, ["-L"], timeout)))
@@ -99,11 +101,12 @@ def _ask(program: str, arguments: list[str], timeout: float) -> str:
     return output if code == 0 else ""
 
 
-def _ask_gpus(program: str, timeout: float, root: str) -> tuple[dict[str, Any], list[Any]]:
+def _ask_gpus(program: str, timeout: float) -> tuple[dict[str, Any], list[Any]]:
     host, problems = _ask_xml(program, [], timeout)
     codes = {item["code"] for item in problems}
     if not host["gpus"] and codes & set(ONE_GPU_BROKEN):
-        return _ask_working_gpus(program, timeout, problems[0], root) or (host, problems)
+        one_by_one = _ask_one_by_one(program, timeout)
+        return one_by_one if one_by_one[0]["gpus"] else (host, problems)
     if "xml_unreadable" in codes:
         described = _nvidia_smi.read_query_text(_ask(program, ["-q"], timeout))
         if described["gpus"] and len(described["gpus"]) >= len(host["gpus"]):
@@ -123,43 +126,22 @@ def _ask_xml(program: str, selection: list[str], timeout: float) -> tuple[dict[s
     return host, problems
 
 
-def _ask_working_gpus(
-    program: str, timeout: float, failure: dict[str, Any], root: str
-) -> tuple[dict[str, Any], list[Any]] | None:
-    """One broken GPU makes nvidia-smi fail for all: leave out those that it names, and ask for the others.
-
-    The driver lists its GPUs in /proc/driver/nvidia/gpus, the broken ones too. None if no other GPU answers.
-    """
-    every = [_bus_key(name) for name in _host_facts.driver_gpus(root)]
-    broken: dict[int, dict[str, Any]] = {}
-    while True:
-        named = re.search(r"GPU\s?([0-9A-Fa-f:.]+[0-9A-Fa-f])", failure["evidence"] or "")
-        key = _bus_key(named.group(1)) if named else None
-        if key not in every or every.index(key) in broken:
-            return None
-        broken[every.index(key)] = failure
-        rest = [name for index, name in enumerate(every) if index not in broken]
-        if not rest:
-            return None
-        host, problems = _ask_xml(program, ["-i", ",".join(rest)], timeout)
-        if host["gpus"]:
+def _ask_one_by_one(program: str, timeout: float) -> tuple[dict[str, Any], list[Any]]:
+    """One broken GPU makes nvidia-smi fail for all: ask for each by its index, until there is no such index."""
+    host = new_host("nvidia-smi")
+    gpus: list[dict[str, Any]] = []
+    while len(gpus) < MOST_GPUS:
+        index = len(gpus)
+        answer, problems = _ask_xml(program, ["-i", str(index)], timeout)
+        if answer["gpus"]:
+            host = answer
+            gpus.append(dict(answer["gpus"][0], index=index))
+        elif problems[0]["code"] in ONE_GPU_BROKEN:
+            gpus.append(dict(new_gpu(index), state=problems[0]["code"], pci_bus_id=bus_id_in(problems[0]["evidence"])))
+        else:
             break
-        failure = problems[0]
-    for gpu in host["gpus"]:
-        gpu["index"] = every.index(_bus_key(gpu["pci_bus_id"]))
-    host["gpus"] += [
-        dict(new_gpu(index), state=item["code"], pci_bus_id=every[index]) for index, item in broken.items()
-    ]
-    host["gpus"].sort(key=lambda gpu: int(gpu["index"]))
-    return host, problems
-
-
-def _bus_key(bus_id: str) -> str:
-    """NVIDIA's form of a PCI bus id: eight digits of domain, in capitals."""
-    domain, colon, rest = bus_id.partition(":")
-    if rest.count(":") == 0:
-        domain, rest = "0", bus_id
-    return f"{int(domain, 16):08X}:{rest.upper()}"
+    host["gpus"] = gpus
+    return host, []
 
 
 def add_mig_names(gpus: list[dict[str, Any]], listed: list[dict[str, Any]]) -> None:

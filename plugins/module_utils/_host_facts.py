@@ -91,11 +91,6 @@ def _nvidia_devices(root: str) -> list[str]:
     return [path for path in paths if read_text(os.path.join(path, "vendor")) == NVIDIA_VENDOR]
 
 
-def driver_gpus(root: str = "/") -> list[str]:
-    """PCI bus ids of the GPUs that the NVIDIA driver holds, in its order, also of those that do not answer."""
-    return sorted(os.path.basename(path) for path in glob.glob(os.path.join(root, "proc/driver/nvidia/gpus/*")))
-
-
 def _link_name(path: str) -> str | None:
     try:
         return os.path.basename(os.readlink(path))

@@ -10,7 +10,7 @@ nvidia-smi -q -x prints for them, so that both sources give the same.
 from __future__ import annotations
 
 from ctypes import byref
-from typing import Any
+from typing import Any, Sequence
 
 from ._gpu_compute_capability import ARCHITECTURES
 from ._gpu_problems import RETURN_CODES, problem
@@ -57,6 +57,8 @@ RECOVERY_ACTIONS = {
 }
 
 MEMORY_V2 = 0x02000028
+#: Words of 64 bits: room for 4096 CPUs and 1024 NUMA nodes, the kernel's own limits.
+CPU_WORDS, NUMA_WORDS, SCOPE_NODE = 64, 16, 0
 CLOCK_GRAPHICS, CLOCK_MEMORY = 0, 2
 ECC_UNCORRECTED, ECC_VOLATILE, ECC_AGGREGATE = 1, 0, 1
 RETIRED_SINGLE_BIT, RETIRED_DOUBLE_BIT = 0, 1
@@ -200,6 +202,9 @@ def _set_modes(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
     ):
         gpu[key] = words.get(reader.read(function, handle))
     gpu["gpu_numa_id"] = reader.read("nvmlDeviceGetNumaNodeId", handle)
+    gpu["cpu_affinity"] = range_list(reader.read("nvmlDeviceGetCpuAffinity", handle, CPU_WORDS))
+    nodes = set_bits(reader.read("nvmlDeviceGetMemoryAffinity", handle, NUMA_WORDS, SCOPE_NODE))
+    gpu["numa_node"] = nodes[0] if nodes else None
 
 
 def _set_pcie(gpu: dict[str, Any], reader: _Reader, handle: Any) -> None:
@@ -349,6 +354,22 @@ def _process(reader: _Reader, entry: Any, kind: str) -> dict[str, Any]:
 def _gpu_instance(entry: Any) -> int | None:
     instance = getattr(entry, "gpuInstanceId", None)
     return None if instance == GPU_INSTANCE_NOT_AVAILABLE else instance
+
+
+def set_bits(words: Sequence[int] | None) -> list[int]:
+    """Numbers of the bits that are set in a list of 64-bit words."""
+    return [at * 64 + bit for at, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1]
+
+
+def range_list(words: Sequence[int] | None) -> str | None:
+    """The set bits as the kernel writes CPU lists: "0-31,64-95"; None for none."""
+    ranges: list[list[int]] = []
+    for number in set_bits(words):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges) or None
 
 
 # --- topology -----------------------------------------------------------------------------------------------------

@@ -193,7 +193,9 @@ def test_by_name(name, expected):
     assert capability.by_name(name) == expected
 
 
-@pytest.mark.parametrize("name", [None, "", "Graphics Device", "NVIDIA Graphics Device", "AMD Instinct MI300X", "Tesla"])
+@pytest.mark.parametrize(
+    "name", [None, "", "Graphics Device", "NVIDIA Graphics Device", "AMD Instinct MI300X", "Tesla"]
+)
 def test_unknown_name(name):
     assert capability.by_name(name) is None
 

@@ -12,8 +12,14 @@ import pytest
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _gpu_query, _nvml
 from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_command import call_in_child, run
-from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_problems import PROBLEMS, RETURN_CODES, SIGNATURES, classify, problem
-from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_shape import new_gpu, new_host
+from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_problems import (
+    PROBLEMS,
+    RETURN_CODES,
+    SIGNATURES,
+    classify,
+    problem,
+)
+from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_shape import judge, new_gpu, new_host
 
 FIXTURES = Path(__file__).resolve().parents[3] / "unit" / "fixtures" / "nvidia_smi"
 
@@ -36,7 +42,7 @@ def install_nvidia_smi(tmp_path, monkeypatch):
         for number, (arguments, (code, output)) in enumerate(answers.items()):
             write(tmp_path / "answers" / str(number), output)
             cases.append(f"'{arguments}') cat {tmp_path}/answers/{number}; exit {code};;")
-        script = f"#!/bin/sh\necho \"$*\" >> {tmp_path}/calls\ncase \"$*\" in\n{chr(10).join(cases)}\nesac\nexit 2\n"
+        script = f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncase "$*" in\n{chr(10).join(cases)}\nesac\nexit 2\n'
         write(tmp_path / "bin" / "nvidia-smi", script)
         (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -168,7 +174,9 @@ def test_topology_that_fails_is_told(nvidia_smi):
 
 
 def test_the_driver_is_asked_for_the_capability_of_an_unknown_card(nvidia_smi):
-    text = (FIXTURES / "gb10-unified-memory.xml").read_text().replace("NVIDIA GB10", "NVIDIA R999").replace("2E12", "FFFF")
+    text = (
+        (FIXTURES / "gb10-unified-memory.xml").read_text().replace("NVIDIA GB10", "NVIDIA R999").replace("2E12", "FFFF")
+    )
     calls = nvidia_smi(
         {
             "-q -x": (0, text),
@@ -190,20 +198,28 @@ def test_unreadable_xml_is_read_as_text(nvidia_smi):
     assert [(item["code"], item["severity"]) for item in problems] == [("xml_unreadable", "warning")]
 
 
-def test_a_lost_gpu_is_left_out_and_the_others_are_asked(nvidia_smi, root):
-    for name in ("0000:07:00.0", "0000:0b:00.0", "0000:0f:00.0"):
-        (root / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
-    lost = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
-    text = (FIXTURES / "a100-mig-two-modes.xml").read_text()
-    nvidia_smi({"-q -x": (15, lost), "-q -x -i 00000000:07:00.0,00000000:0F:00.0": (0, text)})
-    host, problems = _gpu_query.query("nvidia-smi", 5, root=str(root))
-    host = _gpu_query.complete(host, problems, root=str(root))
+@pytest.mark.parametrize("named", ["GPU 0000:0B:00.0", "GPU1: 0000:0B:00.0", "gpu 0000:0B:00.0"])
+def test_a_lost_gpu_leaves_the_others(nvidia_smi, named):
+    lost = f"Unable to determine the device handle for {named}: GPU is lost.  Reboot the system to recover this GPU\n"
+    text = (FIXTURES / "gb10-unified-memory.xml").read_text().replace("<total>N/A<", "<total>4096 MiB<")
+    nvidia_smi(
+        {
+            "-q -x": (15, lost),
+            "-q -x -i 0": (0, text),
+            "-q -x -i 1": (15, lost),
+            "-q -x -i 2": (0, text),
+            "-q -x -i 3": (6, "No devices were found\n"),
+        }
+    )
+    host = judge(*_gpu_query.query("nvidia-smi", 5, topology=False))
     assert [(gpu["index"], gpu["state"], gpu["memory_total_mib"]) for gpu in host["gpus"]] == [
-        (0, "ok", 81920),
+        (0, "ok", 4096),
         (1, "gpu_lost", None),
-        (2, "ok", 81920),
+        (2, "ok", 4096),
     ]
-    assert ("gpu_lost", 1) in [(error["code"], error["gpu"]) for error in host["errors"]]
+    assert [(error["code"], error["gpu"]) for error in host["errors"]] == [("gpu_lost", 1)]
+    assert "0000:0B:00.0" in host["errors"][0]["message"]
+    assert host["driver_version"] == "580.95.05"
 
 
 def test_nvidia_smi_that_hangs(nvidia_smi, tmp_path):
@@ -293,7 +309,14 @@ def test_unified_memory_is_the_hosts(root):
 
 def test_memory_of_others_is_not_the_sum_of_the_list(root):
     def process(pid, used):
-        return {"pid": pid, "name": "x", "type": "C", "used_memory_mib": used, "container": None, "gpu_instance_id": None}
+        return {
+            "pid": pid,
+            "name": "x",
+            "type": "C",
+            "used_memory_mib": used,
+            "container": None,
+            "gpu_instance_id": None,
+        }
 
     host = one_gpu("nvml")
     host["gpus"][0].update(memory_used_mib=9000, processes=[process(1, 3000), process(2, 1000), process(3, None)])
@@ -359,7 +382,11 @@ def test_every_problem_says_what_to_do():
         ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", 12, "nvml_library_missing"),
         ("Failed to initialize NVML: GPU access blocked by the operating system", 17, "wsl_driver_unavailable"),
         ('could not select device driver "" with capabilities: [[gpu]].', 125, "container_nvidia_runtime_missing"),
-        ("docker: Error response from daemon: unknown or invalid runtime name: nvidia.", 125, "container_nvidia_runtime_missing"),
+        (
+            "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
+            125,
+            "container_nvidia_runtime_missing",
+        ),
         ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8", 1, "container_cuda_requirement"),
         ("nvidia-container-cli: mount error: failed to add device rules", 1, "container_toolkit_failed"),
         ("", 15, "gpu_lost"),

@@ -38,7 +38,10 @@ def write(path, text):
         (f"4:memory:/\n3:devices:/system.slice/docker-{ONE}.scope", [ONE]),
         (f"0::/docker/{ONE}/docker/{TWO}", [ONE, TWO]),
         (f"0::/docker/{ONE}/system.slice/docker-{TWO}.scope", [ONE, TWO]),
-        (f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7.slice/cri-containerd-{ONE}.scope", [ONE]),
+        (
+            f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7.slice/cri-containerd-{ONE}.scope",
+            [ONE],
+        ),
         (f"11:cpu:/kubepods/besteffort/pod0b5d/{ONE}", [ONE]),
         (f"0::/kubepods.slice/kubepods-pod1.slice/crio-{ONE}.scope/container", [ONE]),
         (f"0::/machine.slice/libpod-{ONE}.scope/container", [ONE]),

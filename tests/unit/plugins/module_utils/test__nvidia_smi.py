@@ -102,7 +102,9 @@ def described(entry):
 
 
 def query_captures():
-    return [entry for entry in captures("xml", "text") if not entry.values[0] or "/q-" in entry.id or "xml/" in entry.id]
+    return [
+        entry for entry in captures("xml", "text") if not entry.values[0] or "/q-" in entry.id or "xml/" in entry.id
+    ]
 
 
 @pytest.mark.parametrize("entry", query_captures())
@@ -121,7 +123,9 @@ def test_query_capture(entry):
     for gpu, instances in zip(gpus, expected.get("mig_instances", ()), strict=False):
         keys = ("index", "gpu_instance_id", "compute_instance_id", "memory_total_mib", "memory_free_mib")
         found = [[instance[key] for key in keys] for instance in gpu["mig"]["instances"]]
-        assert found == [[wanted[key] for key in ("index", "gi", "ci", "total_mib", "free_mib")] for wanted in instances]
+        assert found == [
+            [wanted[key] for key in ("index", "gi", "ci", "total_mib", "free_mib")] for wanted in instances
+        ]
 
 
 @pytest.mark.parametrize("entry", query_captures())

@@ -26,7 +26,7 @@ class FakeError(Exception):
 
 
 def h100(bus, **values):
-    """What NVML answers for one card; values are by function name without nvmlDevice(Get), or return codes as errors."""
+    """What NVML answers for one card, by function name without nvmlDeviceGet; values replace the usual answers."""
     return {
         "UUID": f"GPU-{bus}",
         "Name": "NVIDIA H100 80GB HBM3",
