@@ -69,14 +69,18 @@ from __future__ import annotations
 
 import json
 
-from . import _shape_attention, _shape_mlp, _shape_quantization, _shape_tensors
-from ._shape_config import DTYPE_BYTES, read_int, stored_dtype, text_config
+from . import _shape_attention, _shape_mlp, _shape_quantization, _shape_rotary, _shape_tensors, _shape_towers
+from ._shape_config import read_int, stored_dtype, text_config
+from ._shape_families import is_known
+from ._shape_size import count_weights
 
 
-def describe_config(config):
+def describe_config(config, quantization_config=None):
     """The normal form of a model from its config.json alone.
 
-    Args: config: the parsed config.json (a dict).
+    Args:
+        config: the parsed config.json (a dict).
+        quantization_config: the parsed hf_quant_config.json of older ModelOpt checkpoints, where there is one.
     Returns: the normal form (see the module).
     Raises: ValueError where the dict cannot be a model's configuration.
     """
@@ -84,14 +88,34 @@ def describe_config(config):
         raise ValueError("A model configuration is a JSON object, got {0}.".format(type(config).__name__))
     text = text_config(config)
     model = _identity(config, text)
-    model["layers"] = _layers(text)
-    model["outside"] = _shape_tensors.outside_tensors(text)
-    model["rotary"] = []
-    model["quantization"] = _shape_quantization.describe_quantization(text)
-    model.update(vision=None, audio=None, mtp_layers=read_int(text, "mtp_layers"))
-    model["weights"] = _count_weights(model)
-    model.update(requires_trust_remote_code=bool(config.get("auto_map")), remote_code=[], findings=[], warnings=[])
+    quantization, rules = _shape_quantization.describe_quantization(text, quantization_config)
+    vision, audio, towers, warnings = _shape_towers.describe_towers(config, text)
+    model["layers"] = _layers(text, rules)
+    model["outside"] = [_with_scheme(tensor, tensor["name"], rules) for tensor in _shape_tensors.outside_tensors(text) + towers]
+    model["rotary"] = _shape_rotary.rotary_tables(text, model["layers"])
+    model.update(quantization=quantization, vision=vision, audio=audio, mtp_layers=read_int(text, "mtp_layers"))
+    model["weights"] = count_weights(model)
+    model["warnings"] = _warnings(model, text) + warnings
+    model.update(requires_trust_remote_code=bool(config.get("auto_map")), remote_code=_remote_code(config), findings=[])
     return model
+
+
+def _warnings(model, text):
+    if model["known"]:
+        return []
+    return [
+        "The family {0!r} ({1}) is not described here: its layers are taken as Llama's, with full attention in every "
+        "layer. Compare the plan with the first boot.".format(text.get("model_type"), model["architecture"])
+    ]
+
+
+def _remote_code(config):
+    files = set()
+    for reference in (config.get("auto_map") or {}).values():
+        for item in reference if isinstance(reference, (list, tuple)) else (reference,):
+            if isinstance(item, str) and "." in item:
+                files.add(item.split("--")[-1].rsplit(".", 1)[0] + ".py")
+    return sorted(files)
 
 
 def _identity(config, text):
@@ -102,7 +126,7 @@ def _identity(config, text):
         "architectures": architectures,
         "model_type": config.get("model_type") or "unknown",
         "text_model_type": text.get("model_type") or "unknown",
-        "known": True,
+        "known": is_known(text),
         "task": "generate",
         "dtype": _compute_dtype(text),
         "stored_dtype": stored_dtype(text),
@@ -125,12 +149,17 @@ def _compute_dtype(text):
     return "float16" if stored == "float16" else "bfloat16"
 
 
-def _layers(text):
+def _layers(text, rules):
     runs = []
     for index in range(read_int(text, "num_hidden_layers")):
         attention = _shape_attention.attention_of_layer(text, index)
         mlp = _shape_mlp.mlp_of_layer(text, index)
-        layer = {"attention": attention, "mlp": mlp, "tensors": _shape_tensors.layer_tensors(text, attention, mlp)}
+        prefix = "layers.{0}.".format(index)
+        tensors = [
+            _with_scheme(tensor, prefix + tensor["name"], rules)
+            for tensor in _shape_tensors.layer_tensors(text, attention, mlp)
+        ]
+        layer = {"attention": attention, "mlp": mlp, "tensors": tensors}
         if runs and all(runs[-1][key] == layer[key] for key in layer):
             runs[-1]["count"] += 1
         else:
@@ -138,27 +167,14 @@ def _layers(text):
     return runs
 
 
-def _count_weights(model):
-    groups = {}
-    for count, tensor in _all_tensors(model):
-        size = tensor["out"] * (tensor["in"] + (1 if tensor.get("bias") else 0)) * tensor["copies"] * count
-        group = groups.setdefault(tensor["group"], {"bytes": 0, "parameters": 0})
-        group["parameters"] += size
-        group["bytes"] += size * DTYPE_BYTES[tensor.get("dtype") or model["dtype"]]
-    return {
-        "source": "config",
-        "total_bytes": sum(group["bytes"] for group in groups.values()),
-        "total_parameters": sum(group["parameters"] for group in groups.values()),
-        "groups": groups,
-    }
-
-
-def _all_tensors(model):
-    for run in model["layers"]:
-        for tensor in run["tensors"]:
-            yield run["count"], tensor
-    for tensor in model["outside"]:
-        yield 1, tensor
+def _with_scheme(tensor, name, rules):
+    """The tensor with its quantisation scheme; experts are looked up as the module that holds both of their matrices."""
+    if tensor.get("plain"):
+        return tensor
+    kind = "experts" if tensor["group"] == "experts" else ("head" if tensor.get("head") else "linear")
+    module = name.rsplit(".", 1)[0] if kind == "experts" else name
+    key = rules.scheme_of(module, kind)
+    return dict(tensor, scheme=key) if key else tensor
 
 
 def describe_checkpoint(path):
@@ -173,4 +189,4 @@ def describe_checkpoint(path):
         with open(source, encoding="utf-8") as handle:
             return describe_config(json.load(handle))
     except OSError as error:
-        raise ValueError("Cannot read {0}: {1}. A checkpoint is a directory with config.json.".format(source, error))
+        raise ValueError(f"Cannot read {source}: {error}. A checkpoint is a directory with config.json.")

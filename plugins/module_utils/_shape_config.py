@@ -14,20 +14,43 @@ SPELLINGS = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"),
     "num_key_value_heads": (
-        "num_key_value_heads", "multi_query_group_num", "num_kv_heads", "n_head_kv", "num_attention_groups", "n_kv_heads",
+        "num_key_value_heads",
+        "multi_query_group_num",
+        "num_kv_heads",
+        "n_head_kv",
+        "num_attention_groups",
+        "n_kv_heads",
     ),
     "head_dim": ("head_dim", "kv_channels", "attention_head_dim", "hidden_size_per_head", "head_size"),
     "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff"),
     "vocab_size": ("padded_vocab_size", "vocab_size"),
     "max_position_embeddings": (
-        "max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length", "max_sequence_length",
-        "max_target_positions", "max_seq_length", "seq_len",
+        "max_position_embeddings",
+        "n_positions",
+        "seq_length",
+        "max_seq_len",
+        "model_max_length",
+        "max_sequence_length",
+        "max_target_positions",
+        "max_seq_length",
+        "seq_len",
     ),
     "num_experts": (
-        "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts", "num_moe_experts",
+        "num_experts",
+        "n_routed_experts",
+        "num_local_experts",
+        "moe_num_experts",
+        "num_routed_experts",
+        "num_moe_experts",
     ),
     "num_experts_per_tok": (
-        "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "top_k", "moe_k",
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "top_k_experts",
+        "moe_top_k",
+        "moe_topk",
+        "top_k",
+        "moe_k",
         "experts_per_token",
     ),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size"),
@@ -36,12 +59,30 @@ SPELLINGS = {
     "mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "n_mtp_layers"),
 }
 
-TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config", "decoder")
+TEXT_CONFIG_KEYS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "language_model_config",
+    "thinker_config",
+    "decoder",
+)
 """Where multimodal models keep their language model; searched in this order, again inside what was found."""
 
 DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
-    "float8_e8m0fnu": 1, "int64": 8, "int32": 4, "int16": 2, "bool": 1,
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "bool": 1,
 }
 
 
@@ -80,7 +121,14 @@ def text_config(config):
 
 def _inherit(outer, inner):
     merged = dict(inner)
-    for key in ("torch_dtype", "dtype", "quantization_config", "max_position_embeddings", "vocab_size", "tie_word_embeddings"):
+    for key in (
+        "torch_dtype",
+        "dtype",
+        "quantization_config",
+        "max_position_embeddings",
+        "vocab_size",
+        "tie_word_embeddings",
+    ):
         if merged.get(key) is None and outer.get(key) is not None:
             merged[key] = outer[key]
     return merged

@@ -4,18 +4,49 @@
 """Bytes of weights on each GPU, the figure of vLLM's line ``Model loading took``. Private to the collection gpufleet.vllm.
 
 Counted as vLLM's modules allocate them (``vllm/model_executor/layers``): every tensor of the normal form is divided as
-its ``split`` says and stored in the format of its quantisation.
+its ``split`` says, stored in the format of its quantisation, fused with its neighbours where vLLM fuses them, and rounded
+as PyTorch's caching allocator does, because the line reports the allocator's figure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .shape import ceil_div, dtype_bytes, layer_sequence, round_up, stage_slices
+from ...module_utils._shape_quantization import FP8_TENSOR, MXFP4, MXFP8, NVFP4, scheme
+from ...module_utils._shape_size import matrix_bytes
+from .shape import ceil_div, dtype_bytes, layer_sequence, round_up, stage_slices, version_of
 
 VOCABULARY_PADDING = 64
 """``DEFAULT_VOCAB_PADDING_SIZE`` of vllm/model_executor/layers/vocab_parallel_embedding.py."""
+
+MULTIMODAL_ROTARY_FACTOR = 4
+"""``MRotaryEmbedding`` makes a table of four times the positions; Qwen3-VL's and later text models not from 0.32 on."""
+SINGLE_ROTARY_FROM = (0, 32, 0)
+SINGLE_ROTARY_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+
+MIB = 2**20
+
+LOAD_TIME_SCHEMES: dict[str, dict[str, Any]] = {
+    "fp8": FP8_TENSOR,
+    "fp8_per_tensor": FP8_TENSOR,
+    "fp8_per_block": scheme("fp8_block", 8, "block", block=[128, 128]),
+    "fp8_per_channel": scheme("fp8_channel", 8, "channel"),
+    "ptpc_fp8": scheme("fp8_channel", 8, "channel"),
+    "int8": scheme("int8_channel", 8, "channel"),
+    "mxfp8": MXFP8,
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+    "bitsandbytes": scheme("nf4", 4, "group", group_size=64, scale_bytes=4),
+}
+"""What ``--quantization`` makes of a 16-bit checkpoint while loading it (``quantization/online``, bitsandbytes)."""
+
+LOAD_TIME_EXPERTS_ONLY = {"experts_int8": scheme("int8_channel", 8, "channel")}
+
+KNOWN_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.004, 0.015, 0.08
+"""Half widths of the interval: unquantised and 8-bit weights of a described family; 4-bit weights, whose kernels pad them
+by card; families that are not described. Held against the measured lines by tests/bench/bench_weights.py."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +59,17 @@ class WeightBytes:
 
 
 @dataclass(frozen=True)
-class Split:
-    """How many GPUs share the weights of one stage."""
+class Loading:
+    """Everything that decides what one GPU holds."""
 
     tensor_parallel_size: int
     expert_parallel_size: int
+    value_bytes: int
+    schemes: dict[str, dict[str, Any]]
+    load_time: dict[str, Any] | None
+    load_time_experts_only: bool
+    expert_padding: tuple[int, int]
+    corrections: dict[str, float]
 
 
 def weights_per_gpu(
@@ -45,7 +82,7 @@ def weights_per_gpu(
     enable_expert_parallel: bool = False,
     quantization: str | None = None,
     dtype: str | None = None,
-    max_model_len: int | None = None,
+    compute_capability: str | None = None,
 ) -> list[WeightBytes]:
     """Bytes of weights on a GPU of each pipeline stage.
 
@@ -54,21 +91,82 @@ def weights_per_gpu(
         release: vLLM's version, or an object that has it as ``version``.
         quantization: vLLM's pin of that name (``fp8`` quantises a 16-bit checkpoint at load).
         dtype: vLLM's pin of that name; None is ``auto``.
-        max_model_len: vLLM's pin; some rotary tables are as long as it.
+        compute_capability: of the card (``9.0``): 4-bit kernels pad by card. None: the largest padding.
     Returns: one WeightBytes per pipeline stage.
+    Raises: ValueError for a dtype or a release that is unknown.
     """
-    experts = tensor_parallel_size * data_parallel_size if enable_expert_parallel else 1
-    split = Split(tensor_parallel_size, experts)
-    value_bytes = dtype_bytes(dtype or checkpoint["dtype"])
+    loading = _loading(
+        checkpoint, tensor_parallel_size, tensor_parallel_size * data_parallel_size if enable_expert_parallel else 1,
+        quantization, dtype, compute_capability,
+    )
     layers = layer_sequence(checkpoint)
+    sizes = [_layer_bytes(layer["tensors"], loading) for layer in layers]
     stages = stage_slices(len(layers), pipeline_parallel_size)
+    rotary = _rotary_bytes(checkpoint, version_of(release), loading.value_bytes)
+    uncertainty = _uncertainty(checkpoint, loading)
     result = []
     for stage, indices in enumerate(stages):
-        tensors = [tensor for index in indices for tensor in layers[index]["tensors"]]
-        tensors += [t for t in checkpoint["outside"] if _on_stage(t, stage, len(stages))]
-        total = sum(_tensor_bytes(tensor, split, value_bytes) for tensor in tensors)
-        result.append(WeightBytes(total, round(total * 0.97), round(total * 1.03)))
+        outside = [t for t in checkpoint["outside"] if _on_stage(t, stage, len(stages))]
+        total = sum(sizes[index] for index in indices) + _layer_bytes(outside, loading) + rotary
+        result.append(WeightBytes(total, int(total * (1 - uncertainty)), int(total * (1 + uncertainty))))
     return result
+
+
+def _loading(
+    checkpoint: dict[str, Any],
+    tensor_parallel_size: int,
+    expert_parallel_size: int,
+    quantization: str | None,
+    dtype: str | None,
+    compute_capability: str | None,
+) -> Loading:
+    stated = checkpoint["quantization"] or {}
+    pin = None if stated else quantization
+    return Loading(
+        tensor_parallel_size=tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size,
+        value_bytes=dtype_bytes(dtype or checkpoint["dtype"]),
+        schemes=stated.get("schemes") or {},
+        load_time=LOAD_TIME_SCHEMES.get(pin or "") or LOAD_TIME_EXPERTS_ONLY.get(pin or ""),
+        load_time_experts_only=(pin or "") in LOAD_TIME_EXPERTS_ONLY,
+        expert_padding=expert_padding(compute_capability) if stated.get("method") in MXFP4_METHODS else (1, 1),
+        corrections=_corrections(checkpoint["weights"], pin),
+    )
+
+
+MXFP4_METHODS = ("mxfp4", "gpt_oss_mxfp4")
+
+MXFP4_PADDING = {9: (64, 1), 10: (256, 256)}
+"""Multiples of (intermediate, hidden) by major compute capability: Triton kernels on Hopper, TensorRT-LLM's on Blackwell;
+elsewhere Marlin (``mxfp4_round_up_hidden_size_and_intermediate_size`` in ``fused_moe/oracle/mxfp4.py``)."""
+MXFP4_MARLIN_PADDING = (128, 256)
+
+
+def expert_padding(compute_capability: str | None) -> tuple[int, int]:
+    """Multiples that MXFP4 kernels round experts' (intermediate, hidden) sizes up to."""
+    if not compute_capability:
+        return MXFP4_MARLIN_PADDING
+    return MXFP4_PADDING.get(int(float(compute_capability)), MXFP4_MARLIN_PADDING)
+
+
+def _corrections(weights: dict[str, Any], pin: str | None) -> dict[str, float]:
+    """What the checkpoint's files hold of each group against what its shape says, where they are known."""
+    if weights["source"] != "safetensors" or pin:
+        return {}
+    counted = weights.get("counted") or {}
+    ratios = {}
+    for group, found in weights["groups"].items():
+        expected = counted.get(group)
+        if expected and found["bytes"]:
+            ratios[group] = found["bytes"] / expected
+    return ratios
+
+
+def _uncertainty(checkpoint: dict[str, Any], loading: Loading) -> float:
+    if not checkpoint["known"] and not loading.corrections:
+        return UNKNOWN_UNCERTAINTY
+    used = list(loading.schemes.values()) + ([loading.load_time] if loading.load_time else [])
+    return PACKED_UNCERTAINTY if any(entry["weight_bits"] < 8 for entry in used) else KNOWN_UNCERTAINTY
 
 
 def _on_stage(tensor: dict[str, Any], stage: int, stages: int) -> bool:
@@ -77,23 +175,92 @@ def _on_stage(tensor: dict[str, Any], stage: int, stages: int) -> bool:
     return where == "all" or (first and where.startswith("first")) or (last and where.endswith("last"))
 
 
-def _tensor_bytes(tensor: dict[str, Any], split: Split, value_bytes: int) -> int:
-    rows, columns, copies = _local_shape(tensor, split)
-    values = rows * columns + (rows if tensor.get("bias") else 0)
-    return copies * values * value_bytes
+def _layer_bytes(tensors: Iterable[dict[str, Any]], loading: Loading) -> int:
+    """Bytes of tensors that are allocated together: those with the same ``fused`` name are one allocation."""
+    fused: dict[str, int] = {}
+    total = 0
+    for tensor in tensors:
+        size = round(_tensor_bytes(tensor, loading) * loading.corrections.get(tensor["group"], 1.0))
+        if "fused" in tensor:
+            key = f"{tensor['group']} {tensor['fused']}"
+            fused[key] = fused.get(key, 0) + size
+        elif tensor.get("apart"):
+            total += tensor["copies"] * allocated(size // tensor["copies"])
+        else:
+            total += allocated(size)
+    return total + sum(allocated(size) for size in fused.values())
 
 
-def _local_shape(tensor: dict[str, Any], split: Split) -> tuple[int, int, int]:
-    rows, columns, copies, size = tensor["out"], tensor["in"], tensor["copies"], split.tensor_parallel_size
+def allocated(size: int) -> int:
+    """What PyTorch's caching allocator accounts for a tensor of ``size`` bytes.
+
+    Small ones are rounded to 512 B. From 10 MiB on a segment of the next 2 MiB is taken, and what is left over is given back
+    only if it is more than 1 MiB (``c10/cuda/CUDACachingAllocator.cpp``: kRoundLarge, kSmallSize, should_split).
+    """
+    if size < 10 * MIB:
+        return round_up(size, 512)
+    rest = round_up(size, 2 * MIB) - size
+    return size + rest if rest <= MIB else round_up(size, 512)
+
+
+def _tensor_bytes(tensor: dict[str, Any], loading: Loading) -> int:
+    rows, columns, copies = _local_shape(tensor, loading)
+    value_bytes = dtype_bytes(tensor["dtype"]) if tensor.get("dtype") else loading.value_bytes
+    stored = _scheme(tensor, loading)
+    size = matrix_bytes(rows, columns, stored, value_bytes)
+    if tensor.get("bias"):
+        size += rows * value_bytes
+    if tensor.get("absorbed") and stored:
+        # MLA multiplies with both halves of kv_b_proj in 16 bit (W_UK_T, W_UV): views of an unquantised matrix,
+        # a copy beside a quantised one (process_weights_after_loading of MLAAttention).
+        size += rows * columns * loading.value_bytes
+    return copies * size
+
+
+def _scheme(tensor: dict[str, Any], loading: Loading) -> dict[str, Any] | None:
+    stated = loading.schemes.get(tensor.get("scheme", ""))
+    if stated or not loading.load_time or tensor.get("plain") or tensor["group"] in ("embedding", "head"):
+        return stated
+    if loading.load_time_experts_only and tensor["group"] != "experts":
+        return None
+    whole_tower = tensor["group"] in ("vision", "audio") and tensor["split"] == "replicated"
+    return None if whole_tower else loading.load_time
+
+
+def _local_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, int, int]:
+    """(rows, columns, copies) that one GPU holds."""
+    rows, columns, copies, size = tensor["out"], tensor["in"], tensor["copies"], loading.tensor_parallel_size
     how = tensor["split"]
-    if how.startswith("expert_") and split.expert_parallel_size > 1:
-        return rows, columns, ceil_div(copies, split.expert_parallel_size)
-    if how in ("column", "expert_column"):
+    if how.startswith("expert_"):
+        return _local_expert_shape(tensor, loading)
+    if how == "column":
         rows = ceil_div(rows, size)
-    elif how in ("row", "expert_row"):
+    elif how == "row":
         columns = ceil_div(columns, size)
     elif how == "kv_heads":
         rows = rows // tensor["heads"] * max(1, tensor["heads"] // size)
     elif how == "vocabulary":
         rows = round_up(rows, VOCABULARY_PADDING) // size
     return rows, columns, copies
+
+
+def _local_expert_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, int, int]:
+    rows, columns, copies = tensor["out"], tensor["in"], tensor["copies"]
+    whole = loading.expert_parallel_size > 1
+    size = 1 if whole else loading.tensor_parallel_size
+    if whole:
+        copies = ceil_div(copies, loading.expert_parallel_size)
+    intermediate, hidden = loading.expert_padding
+    if tensor["split"] == "expert_column":
+        return 2 * round_up(ceil_div(rows // 2, size), intermediate), round_up(columns, hidden), copies
+    return round_up(rows, hidden), round_up(ceil_div(columns, size), intermediate), copies
+
+
+def _rotary_bytes(checkpoint: dict[str, Any], version: tuple[int, ...], value_bytes: int) -> int:
+    single = version >= SINGLE_ROTARY_FROM and checkpoint["model_type"] in SINGLE_ROTARY_FAMILIES
+    total = 0
+    for table in checkpoint["rotary"]:
+        factor = MULTIMODAL_ROTARY_FACTOR if table["multimodal"] and not single else 1
+        width = dtype_bytes(table["dtype"]) if table["dtype"] else value_bytes
+        total += allocated(factor * table["positions"] * table["dim"] * width)
+    return total
