@@ -111,14 +111,12 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "Blackwell": ("10.0", "10.3", "11.0", "12.0", "12.1"),
 }
 
-_RULES = tuple((re.compile(pattern, re.IGNORECASE), capability) for pattern, capability in PRODUCT_NAMES)
-
 
 def by_name(name: str | None) -> str | None:
     """Compute capability ("9.0") by product name, vGPU profile or MIG device name; None if unknown."""
     plain = re.sub(r"^(NVIDIA\s+)+", "", " ".join((name or "").split()), flags=re.IGNORECASE)
-    for pattern, capability in _RULES:
-        if pattern.search(plain):
+    for pattern, capability in PRODUCT_NAMES:
+        if re.search(pattern, plain, re.IGNORECASE):
             return capability
     return None
 

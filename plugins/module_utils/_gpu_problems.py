@@ -262,59 +262,56 @@ PROBLEMS = {
 }
 
 #: NVIDIA's, Docker's and the shell's messages, most telling first: a text is classified by the first that matches.
-SIGNATURES = tuple(
-    (re.compile(pattern, re.IGNORECASE), code)
-    for pattern, code in (
-        (r"could not select device driver .*capabilities: \[\[.*gpu", "container_nvidia_runtime_missing"),
-        (r"unknown or invalid runtime name: nvidia", "container_nvidia_runtime_missing"),
-        (r"runtime .?nvidia.? (is )?not (found|registered)", "container_nvidia_runtime_missing"),
-        (r"nvidia-container-runtime.*(no such file|executable file not found)", "container_nvidia_runtime_missing"),
-        (r"unresolvable CDI devices", "cdi_unresolvable"),
-        (r"failed to stat CDI host device|CDI .*no such file or directory", "cdi_stale"),
-        (r"nvidia-ctk.*(symbol lookup error|undefined symbol)", "cdi_generation_failed"),
-        (r"requirement error: unsatisfied condition|unsatisfied condition: cuda", "container_cuda_requirement"),
-        (r"driver/library version mismatch", "driver_library_mismatch"),
-        (r"GPU access blocked by the operating system", "wsl_driver_unavailable"),
-        (r"(failed to initialize|shut ?down) NVML: N/A", "wsl_driver_unavailable"),
-        (r"libnvidia-ml\.so(\.\d+)?.*cannot open shared object", "nvml_library_missing"),
-        (
-            r"couldn't find libnvidia-ml|NVML shared library not found|library .?libnvidia-ml\S* not found",
-            "nvml_library_missing",
-        ),
-        (r"couldn't communicate with the NVIDIA driver|driver (is )?not loaded", "driver_not_loaded"),
-        (r"nvml error: (driver )?not loaded|NVIDIA driver (is )?not (running|loaded)", "driver_not_loaded"),
-        (r"GPU is lost|fallen off the bus|GPU has fallen", "gpu_lost"),
-        (r"GPU requires reset|reset required", "gpu_requires_reset"),
-        (r"unable to determine the device handle", "device_error"),
-        (r"insufficient (external )?power", "external_power"),
-        (
-            r"insufficient permissions?|suff[ei]?[ce]+i?ent permissions|permission denied|no permission",
-            "insufficient_permissions",
-        ),
-        (
-            r"no devices were found|no (supported )?(GPUs|devices) (were )?found|device not found|"
-            r"no CUDA-capable device",
-            "no_gpu",
-        ),
-        (r"failed to initialize NVML: unknown error|nvml error: unknown error", "container_device_access_lost"),
-        (r"info ?ROM is corrupted|corrupted info ?ROM", "inforom_corrupted"),
-        (
-            r"is not a valid field to query|invalid (combination|argument|option)|"
-            r"must be used in conjunction with|unrecognized option|is not recognized\.",
-            "nvidia_smi_usage",
-        ),
-        (r"does not have or support nvlink|all links are inactive|NVLink is not supported", "nvlink_not_available"),
-        (r"function not found|undefined symbol|symbol lookup error", "nvml_function_missing"),
-        (r"not well-formed|mismatched tag|ExpatError|</?supported_(graphics|mem)_clock>", "xml_unreadable"),
-        (r"nvidia-container-cli|nvidia-container-runtime-hook|nvidia-ctk", "container_toolkit_failed"),
-        (
-            r"nvidia-smi.?:? (command not found|not found|No such file)|"
-            r"executable file not found in|nvidia-smi.*cannot execute|command not found",
-            "nvidia_smi_missing",
-        ),
-        (r"timed? ?out|timeout", "driver_timeout"),
-        (r"NVML: \w+|NVIDIA-SMI has failed", "nvml_failed"),
-    )
+SIGNATURES = (
+    (r"could not select device driver .*capabilities: \[\[.*gpu", "container_nvidia_runtime_missing"),
+    (r"unknown or invalid runtime name: nvidia", "container_nvidia_runtime_missing"),
+    (r"runtime .?nvidia.? (is )?not (found|registered)", "container_nvidia_runtime_missing"),
+    (r"nvidia-container-runtime.*(no such file|executable file not found)", "container_nvidia_runtime_missing"),
+    (r"unresolvable CDI devices", "cdi_unresolvable"),
+    (r"failed to stat CDI host device|CDI .*no such file or directory", "cdi_stale"),
+    (r"nvidia-ctk.*(symbol lookup error|undefined symbol)", "cdi_generation_failed"),
+    (r"requirement error: unsatisfied condition|unsatisfied condition: cuda", "container_cuda_requirement"),
+    (r"driver/library version mismatch", "driver_library_mismatch"),
+    (r"GPU access blocked by the operating system", "wsl_driver_unavailable"),
+    (r"(failed to initialize|shut ?down) NVML: N/A", "wsl_driver_unavailable"),
+    (r"libnvidia-ml\.so(\.\d+)?.*cannot open shared object", "nvml_library_missing"),
+    (
+        r"couldn't find libnvidia-ml|NVML shared library not found|library .?libnvidia-ml\S* not found",
+        "nvml_library_missing",
+    ),
+    (r"couldn't communicate with the NVIDIA driver|driver (is )?not loaded", "driver_not_loaded"),
+    (r"nvml error: (driver )?not loaded|NVIDIA driver (is )?not (running|loaded)", "driver_not_loaded"),
+    (r"GPU is lost|fallen off the bus|GPU has fallen", "gpu_lost"),
+    (r"GPU requires reset|reset required", "gpu_requires_reset"),
+    (r"unable to determine the device handle", "device_error"),
+    (r"insufficient (external )?power", "external_power"),
+    (
+        r"insufficient permissions?|suff[ei]?[ce]+i?ent permissions|permission denied|no permission",
+        "insufficient_permissions",
+    ),
+    (
+        r"no devices were found|no (supported )?(GPUs|devices) (were )?found|device not found|"
+        r"no CUDA-capable device",
+        "no_gpu",
+    ),
+    (r"failed to initialize NVML: unknown error|nvml error: unknown error", "container_device_access_lost"),
+    (r"info ?ROM is corrupted|corrupted info ?ROM", "inforom_corrupted"),
+    (
+        r"is not a valid field to query|invalid (combination|argument|option)|"
+        r"must be used in conjunction with|unrecognized option|is not recognized\.",
+        "nvidia_smi_usage",
+    ),
+    (r"does not have or support nvlink|all links are inactive|NVLink is not supported", "nvlink_not_available"),
+    (r"function not found|undefined symbol|symbol lookup error", "nvml_function_missing"),
+    (r"not well-formed|mismatched tag|ExpatError|</?supported_(graphics|mem)_clock>", "xml_unreadable"),
+    (r"nvidia-container-cli|nvidia-container-runtime-hook|nvidia-ctk", "container_toolkit_failed"),
+    (
+        r"nvidia-smi.?:? (command not found|not found|No such file)|"
+        r"executable file not found in|nvidia-smi.*cannot execute|command not found",
+        "nvidia_smi_missing",
+    ),
+    (r"timed? ?out|timeout", "driver_timeout"),
+    (r"NVML: \w+|NVIDIA-SMI has failed", "nvml_failed"),
 )
 
 #: Exit codes of nvidia-smi (its man page, "RETURN VALUE") and of the shell, for output that says nothing.
@@ -366,7 +363,7 @@ def classify(text: str, return_code: int | None = None) -> dict[str, Any] | None
     text is whatever was printed (stdout and stderr together); return_code helps where the text says nothing.
     """
     for pattern, code in SIGNATURES:
-        match = pattern.search(text)
+        match = re.search(pattern, text, re.IGNORECASE)
         if match:
             line = _line_at(text, match.start())
             return problem(code, detail=bus_id_in(line), evidence=line)

@@ -17,7 +17,7 @@ import re
 from typing import Any, Sequence
 from xml.etree import ElementTree
 
-from ._gpu_problems import classify, problem
+from ._gpu_problems import bus_id_in, classify, problem
 from ._gpu_shape import judge, new_gpu, new_host, new_mig_instance
 
 #: Bodies that stand for a value that is not there. [N/A] and the like lose their brackets first.
@@ -239,7 +239,9 @@ def _gpu(element: ElementTree.Element, index: int) -> dict[str, Any]:
     gpu["mig"]["instances"] = [
         _mig_instance(device, position) for position, device in enumerate(element.findall(".//mig_device"))
     ]
-    gpu["processes"] = [_process(entry) for entry in element.findall("processes/process_info")]
+    # Before driver 337 the tags are <memory_usage> and <compute_processes>.
+    entries = element.findall("processes/process_info") or element.findall("compute_processes/process_info")
+    gpu["processes"] = [_process(entry) for entry in entries]
     return gpu
 
 
@@ -256,7 +258,7 @@ def _state(element: ElementTree.Element) -> str:
 def _set_identity(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     gpu["uuid"] = _text(element, "uuid")
     gpu["name"] = _text(element, "product_name")
-    gpu["pci_bus_id"] = _text(element, "pci/pci_bus_id") or element.get("id")
+    gpu["pci_bus_id"] = _text(element, "pci/pci_bus_id") or bus_id_in(element.get("id"))
     gpu["pci_device_id"] = re.sub("^0x", "", _text(element, "pci/pci_device_id") or "") or None
     gpu["minor_number"] = _number(_text(element, "minor_number"))
     gpu["architecture"] = _text(element, "product_architecture")
@@ -264,7 +266,7 @@ def _set_identity(gpu: dict[str, Any], element: ElementTree.Element) -> None:
 
 def _set_memory(gpu: dict[str, Any], element: ElementTree.Element) -> None:
     for key in ("total", "free", "used", "reserved"):
-        gpu[f"memory_{key}_mib"] = _number(_text(element, "fb_memory_usage/" + key))
+        gpu[f"memory_{key}_mib"] = _number(_text(element, "fb_memory_usage/" + key, "memory_usage/" + key))
 
 
 def _set_modes(gpu: dict[str, Any], element: ElementTree.Element) -> None:

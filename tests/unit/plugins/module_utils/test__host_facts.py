@@ -263,6 +263,17 @@ def test_toolkit_configuration():
     assert container_runtime._toolkit_config(None) == {"toolkit_mode": None, "toolkit_no_cgroups": None}
 
 
+def test_toolkit_version_by_dpkg():
+    status = "Package: nvidia-container-toolkit-base\nStatus: install ok installed\nVersion: 9.9.9-1\n\n"
+    status += (
+        "Package: nvidia-container-toolkit\nStatus: install ok installed\nArchitecture: arm64\nVersion: 1.19.0~rc.2-1\n"
+    )
+    assert container_runtime.dpkg_version("nvidia-container-toolkit", status) == "1.19.0~rc.2"
+    removed = status.replace("install ok installed\nArch", "deinstall ok config-files\nArch")
+    assert container_runtime.dpkg_version("nvidia-container-toolkit", removed) is None
+    assert container_runtime.dpkg_version("nvidia-container-toolkit", None) is None
+
+
 def test_docker_info_capture():
     path = CAPTURES / "docker-info-28.2-nvidia-runtime-and-cdi.json"
     if not path.exists():

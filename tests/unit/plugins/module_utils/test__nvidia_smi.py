@@ -321,6 +321,20 @@ def test_a_state_of_the_whole_gpu():
     assert host["errors"][0]["next_step"].count("-i 0") == 1
 
 
+def test_tags_of_very_old_drivers_and_a_machine_without_pci():
+    host = _nvidia_smi.parse_xml(
+        """<?xml version="1.0" ?><nvidia_smi_log><driver_version>319.37</driver_version><attached_gpus>1</attached_gpus>
+        <gpu id="N/A"><product_name>Tesla K20m</product_name><uuid>GPU-1</uuid>
+        <memory_usage><total>4799 MB</total><used>11 MB</used><free>4788 MB</free></memory_usage>
+        <compute_processes><process_info><pid>5</pid><process_name>x</process_name><used_memory>9 MB</used_memory>
+        </process_info></compute_processes></gpu></nvidia_smi_log>"""
+    )
+    gpu = host["gpus"][0]
+    assert (gpu["memory_total_mib"], gpu["memory_free_mib"], gpu["compute_capability"]) == (4799, 4788, "3.5")
+    assert [process["used_memory_mib"] for process in gpu["processes"]] == [9]
+    assert (gpu["pci_bus_id"], host["errors"]) == (None, [])
+
+
 def test_csv_row_with_commas_in_the_process_name():
     rows = _nvidia_smi.parse_csv("12, python3 a, b, c, 77 MiB\nno rows here\n", ("pid", "process_name", "used_memory"))
     assert rows == [{"pid": "12", "process_name": "python3 a, b, c", "used_memory": "77"}]
