@@ -40,7 +40,7 @@ def docker_get(path: str, timeout: float, sockets: Sequence[str] = DOCKER_SOCKET
 
 
 def _http_get(socket_path: str, path: str, timeout: float) -> str:
-    """Body of an HTTP answer. Version 1.0 ends with the connection; http.client, with its TLS, costs 40 ms to import."""
+    """Body of an HTTP answer. Version 1.0 ends with the connection; http.client and its TLS cost 40 ms to import."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         connection.connect(socket_path)
