@@ -79,10 +79,11 @@ def _watts(value: str) -> str:
 def _gpu_rows(gpu: Device, widths: Widths) -> list[str]:
     value = facts(gpu)
     on = {"Enabled": "On", "Disabled": "Off"}.get(value["persistence_mode"], "N/A")
+    usage = f"{_watts(value['power.draw']):>14} / {_watts(value['power.limit']):>5} "
     first = [
         f"{gpu.index:>4}  {value['name']:<27.27} {on:>5}  ",
         f"{_unit(value['fan_speed'], '%'):>4}{_unit(value['temperature.gpu'], 'C'):>6}    "
-        f"{_unit(value['performance_state'], ''):<4}{_watts(value['power.draw']):>14} / {_watts(value['power.limit']):>5} ",
+        f"{_unit(value['performance_state'], ''):<4}{usage}",
         "",
     ]
     second = [f"{value['pci.bus_id']} Off ", _memory_usage(value, widths), ""]
