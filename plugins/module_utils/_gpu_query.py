@@ -249,7 +249,8 @@ def _explain(host: dict[str, Any], failure: dict[str, Any], root: str) -> dict[s
     detail = ", ".join(f"{card['pci_bus_id']} ({card['kernel_driver'] or 'no driver'})" for card in cards) or None
     code = failure["code"]
     if code == "driver_library_mismatch":
-        detail = f"kernel module {host['kernel_module_version']}, library {host['library_version']}"
+        versions = (("kernel module", host["kernel_module_version"]), ("library", host["library_version"]))
+        detail = ", ".join(f"{part} {version}" for part, version in versions if version)
         return problem(code, detail=detail, evidence=failure["evidence"])
     if code in ("nvml_library_missing", "nvidia_smi_missing", "driver_not_loaded", "no_gpu"):
         code = _absence({card["kernel_driver"] for card in cards}, host, code, root)

@@ -20,8 +20,6 @@ HARDWARE_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slow
 #: Compute capabilities of chips without memory of their own: Jetson (3.2 to 8.7), Thor (11.0), GB10 (12.1).
 SYSTEMS_ON_A_CHIP = ("3.2", "5.3", "6.2", "7.2", "8.7", "11.0", "12.1")
 
-FABRIC_READY = ("Completed", "N/A", "Not Supported", None)
-
 
 def new_gpu(index: int) -> dict[str, Any]:
     """A GPU of which nothing is known yet but its index (the driver's order, by PCI bus)."""
@@ -98,7 +96,7 @@ def new_host(source: str) -> dict[str, Any]:
 
 
 def judge(host: dict[str, Any], problems: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Fill in what follows from the facts (capability, state, others' memory, errors, notices) and return the host.
+    """Fill in what follows from the facts (capability, others' memory, errors, notices) and return the host.
 
     problems are those that the source of the facts met itself.
     """
@@ -206,8 +204,8 @@ def _health_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _fabric_problems(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     fabric = gpu["fabric"]
-    status_failed = fabric["state"] == "Completed" and fabric["status"] not in (None, "Success", "N/A")
-    if gpu["state"] == "ok" and (fabric["state"] not in FABRIC_READY or status_failed):
+    ready = fabric["state"] in (None, "Completed") and fabric["status"] in (None, "Success")
+    if gpu["state"] == "ok" and not ready:
         detail = f"state {fabric['state']}, status {fabric['status']}"
         return [problem("fabric_not_ready", gpu=gpu["index"], detail=detail)]
     if fabric["health"] not in (None, "Healthy"):
