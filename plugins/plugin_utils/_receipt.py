@@ -87,8 +87,8 @@ def _warnings(measured: Mapping[str, Any], difference: Mapping[str, Any]) -> lis
     estimate = measured.get("cuda_graph_estimate_gib")
     if estimate is not None and estimate < 0:
         warnings.append(
-            f"vLLM estimated {estimate} GiB for the CUDA graphs, which cannot be: memory was released on the GPU during "
-            "the profile run. The KV pool is too large; start the engine again while nothing else changes on the GPU."
+            f"vLLM estimated {estimate} GiB for the CUDA graphs, which cannot be: memory was released on the GPU "
+            "during the profile run. The KV pool is too large; start the engine again while nothing else changes there."
         )
     percent = (difference.get("kv_pool_gib") or difference.get("kv_tokens") or {}).get("percent")
     if percent is not None and abs(percent) > _REMARKABLE_PERCENT:

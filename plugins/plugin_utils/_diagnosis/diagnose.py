@@ -14,11 +14,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...module_utils import _boot_log_patterns as patterns
 from .change import propose
 from .lines import Line, read_lines
 from .signatures import Signature, signatures
 
 _NEAR = 40
+_CERTAIN = 0.9
+_LIKELY = 0.7
 # A line outside of every traceback, in a log that has tracebacks, is seldom what ended the engine.
 _OUTSIDE_TRACEBACK = 0.1
 _MAX_EVIDENCE = 400
@@ -31,6 +34,7 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 _SERVES = re.compile(r"Application startup complete")
+_ENDS = next(pattern for phase, pattern in patterns.PHASES if phase == patterns.FAILED)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class _Candidate:
 
     def rank(self) -> tuple[int, int, float]:
         """Sorts the certain before the likely, and among these what stands above before what stands below."""
-        band = 0 if self.score >= 0.9 else 1 if self.score >= 0.7 else 2
+        band = 0 if self.score >= _CERTAIN else 1 if self.score >= _LIKELY else 2
         return (band, self.line.number, -self.score)
 
 
@@ -56,39 +60,50 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     "to"} or None, "confidence": 0..1, "reference"}. A class is given once.
     """
     known = context or {}
-    lines = _relevant(read_lines(log))
-    candidates = [found for signature in signatures() if (found := _first_match(signature, lines))]
+    lines, serves = _relevant(read_lines(log))
+    candidates = [
+        found
+        for signature in signatures()
+        if (signature.while_serving or not serves) and (found := _first_match(signature, lines))
+    ]
     best: dict[str, _Candidate] = {}
     for candidate in sorted(_weighed(candidates, lines), key=_Candidate.rank):
         best.setdefault(candidate.signature.failure_class, candidate)
     findings = [_finding(candidate, known) for candidate in best.values()]
-    return findings or _unknown(lines)
+    return findings or ([] if serves else _unknown(lines))
 
 
-def _relevant(lines: list[Line]) -> list[Line]:
-    """What an engine logged before it served has not hindered it."""
+def _relevant(lines: list[Line]) -> tuple[list[Line], bool]:
+    """The lines that may tell of a failure, and whether the engine still serves after them.
+
+    What an engine logged before it served has not hindered it. An engine that serves also logs the errors of single
+    requests, which are none of its own.
+    """
     serving = max((index for index, line in enumerate(lines) if _SERVES.search(line.text)), default=-1)
-    return lines[serving + 1 :]
+    later = lines[serving + 1 :]
+    return later, serving >= 0 and not any(_ENDS.search(line.text) for line in later)
 
 
 def _first_match(signature: Signature, lines: list[Line]) -> _Candidate | None:
-    matches = (
-        (index, line, match)
+    found = [
+        (line, match)
         for index, line in enumerate(lines)
-        if (signature.any_level or not line.harmless) and _may_stand_in(signature, line)
-        for match in [signature.match.search(line.text)]
-        if match and not (signature.unless and signature.unless.search(line.text))
-    )
-    found = [match for match in matches if signature.near is None or _has_near(signature.near, match[0], lines)]
+        if (match := _match(signature, line)) and (signature.near is None or _has_near(signature.near, index, lines))
+    ]
     if len(found) < signature.repeated:
         return None
-    _index, line, match = found[0]
+    line, match = found[0]
     groups = {name: text for name, text in match.groupdict().items() if text}
     return _Candidate(signature, line, groups, signature.confidence)
 
 
-def _may_stand_in(signature: Signature, line: Line) -> bool:
-    return not signature.phases or line.phase in signature.phases
+def _match(signature: Signature, line: Line) -> re.Match[str] | None:
+    if (line.harmless and not signature.any_level) or (signature.phases and line.phase not in signature.phases):
+        return None
+    match = signature.match.search(line.text)
+    if match is None or (signature.unless and signature.unless.search(line.text)):
+        return None
+    return None if signature.with_ and not signature.with_.search(line.text) else match
 
 
 def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
@@ -96,14 +111,18 @@ def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
 
 
 def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:
-    if not any(line.in_traceback for line in lines):
-        return candidates
-    return [
-        candidate
-        if candidate.line.in_traceback or candidate.line.exception
-        else replace(candidate, score=candidate.score - _OUTSIDE_TRACEBACK)
-        for candidate in candidates
-    ]
+    """Lowers what is told outside of tracebacks, and leaves out the mere hints among what a whole log only mentions."""
+    is_log = any(line.harmless for line in lines)
+    has_traceback = any(line.in_traceback for line in lines)
+    weighed = []
+    for candidate in candidates:
+        line, score = candidate.line, candidate.score
+        if is_log and not line.alarming and score < _CERTAIN and candidate.signature.repeated == 1:
+            continue
+        if has_traceback and not line.in_traceback:
+            score -= _OUTSIDE_TRACEBACK
+        weighed.append(replace(candidate, score=score))
+    return weighed
 
 
 def _finding(candidate: _Candidate, context: dict[str, Any]) -> dict[str, Any]:

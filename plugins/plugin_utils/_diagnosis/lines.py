@@ -13,13 +13,18 @@ from ...module_utils import _boot_log_patterns as patterns
 
 # Of a paste that was wrapped or is one line of JSON, more than this is not worth an expression's time.
 _LONGEST = 4000
+_LONGEST_TRACEBACK = 400
+# An exception of pydantic says on the lines below its name what is wrong.
+_LONGEST_MESSAGE = 3
 
 _HARMLESS = re.compile(
     r"^(?:\(\w+(?: rank=\d+)?(?: pid=\d+)?[^)]*\) )*(?:\S+ )?(?:INFO|DEBUG|WARNING|WARN)\b:?\s|"
     r"\s(?:INFO|DEBUG|WARNING) \d\d-\d\d \d\d:\d\d:\d\d |\b(?:INFO|WARNING|DEBUG):\s{2,}|"
-    r"- (?:INFO|WARNING|DEBUG) -|\w+Warning: "
+    r"- (?:INFO|WARNING|DEBUG) -|\[(?:INFO|WARNING|DEBUG)\]|\w+Warning: |\bWarning: "
+    # glog, as PyTorch's C++ and torchrun write it; NCCL
+    r"|(?:^|\s|\[)[IW]\d{3,4} \d\d:\d\d:\d\d|NCCL INFO|NCCL TRACE"
 )
-# Where a process says that it ends, without a traceback of its own.
+_ALARM = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|fatal|NCCL WARN)\b|[Ee]rror:|Error response")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r"File \"[^\"]+\", line \d+|^\s*\^+\s*$")
 _EXCEPTION = re.compile(r"(?:^|[\s\]])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout)\b")
@@ -27,7 +32,10 @@ _EXCEPTION = re.compile(r"(?:^|[\s\]])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exc
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the log. number counts from 1; harmless: vLLM logged it as INFO, DEBUG or WARNING."""
+    """One line of the log. number counts from 1.
+
+    harmless: it was logged as INFO, DEBUG or WARNING. alarming: it was logged as an error, or raised.
+    """
 
     number: int
     text: str
@@ -35,6 +43,7 @@ class Line:
     harmless: bool
     in_traceback: bool
     exception: bool
+    alarming: bool
 
 
 def read_lines(log: str) -> list[Line]:
@@ -43,7 +52,7 @@ def read_lines(log: str) -> list[Line]:
 
 
 def _lines(log: str) -> Iterator[Line]:
-    phase, open_traceback = patterns.STARTING, False
+    phase, traceback_left = patterns.STARTING, 0
     for number, raw in enumerate(log.split("\n"), 1):
         text = patterns.ANSI.sub("", raw).replace("\r", " ").rstrip()[:_LONGEST]
         if not text.strip():
@@ -51,12 +60,17 @@ def _lines(log: str) -> Iterator[Line]:
         harmless = bool(_HARMLESS.search(text))
         phase = _next_phase(phase, text)
         exception = not harmless and bool(_EXCEPTION.search(text))
-        inside = open_traceback and not harmless
-        if _TRACEBACK.search(text):
-            open_traceback = inside = True
-        elif exception and not _FRAME.search(text):
-            open_traceback = False
-        yield Line(number, text.strip(), phase, harmless, inside, exception)
+        inside = traceback_left > 0 and not harmless
+        traceback_left = _traceback_left(traceback_left - 1, text, exception)
+        alarming = inside or exception or (not harmless and bool(_ALARM.search(text)))
+        yield Line(number, text.strip(), phase, harmless, inside, exception, alarming)
+
+
+def _traceback_left(left: int, text: str, exception: bool) -> int:
+    """How many of the next lines belong to a traceback at most: its frames, and then what its exception says."""
+    if _TRACEBACK.search(text):
+        return _LONGEST_TRACEBACK
+    return min(left, _LONGEST_MESSAGE) if exception and not _FRAME.search(text) else left
 
 
 def _next_phase(phase: str, text: str) -> str:

@@ -20,11 +20,13 @@ class Signature:
 
     failure_class: str
     match: re.Pattern[str]
+    with_: re.Pattern[str] | None
     near: re.Pattern[str] | None
     unless: re.Pattern[str] | None
     phases: frozenset[str]
     any_level: bool
     repeated: int
+    while_serving: bool
     confidence: float
     title: str
     explanation: str
@@ -51,11 +53,13 @@ def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
     return Signature(
         failure_class=failure_class,
         match=_compiled(fields["match"]),
+        with_=_compiled(fields["with"]) if "with" in fields else None,
         near=_compiled(fields["near"]) if "near" in fields else None,
         unless=_compiled(fields["unless"]) if "unless" in fields else None,
         phases=frozenset(fields.get("phase", ())),
         any_level=fields.get("level") == "any",
         repeated=fields.get("repeated", 1),
+        while_serving=fields.get("serving", False),
         confidence=fields["confidence"],
         title=fields["title"],
         explanation=fields["explanation"],
@@ -64,5 +68,6 @@ def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
     )
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(alternatives: str | list[str]) -> re.Pattern[str]:
+    pattern = alternatives if isinstance(alternatives, str) else "|".join(alternatives)
     return re.compile(pattern, re.IGNORECASE)

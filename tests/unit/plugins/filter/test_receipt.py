@@ -25,9 +25,13 @@ LOG = """\
 
 
 def gpu(weights, pool):
-    terms = {"weights_gib": weights, "activation_gib": 1.0, "non_torch_gib": 0.3, "cuda_graph_gib": 0.6, "kv_pool_gib": pool}
-    values = {name: {"value": value, "low": value, "high": value, "source": "calibrated"} for name, value in terms.items()}
-    return {"name": "NVIDIA L40S", "gpu": 0, **values}
+    terms = {"weights_gib": weights, "activation_gib": 1.0, "non_torch_gib": 0.3, "cuda_graph_gib": 0.6}
+    terms["kv_pool_gib"] = pool
+    return {
+        "name": "NVIDIA L40S",
+        "gpu": 0,
+        **{name: {"value": value, "low": value, "high": value, "source": "exact"} for name, value in terms.items()},
+    }
 
 
 def plan():

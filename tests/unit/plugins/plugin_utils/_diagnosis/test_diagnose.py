@@ -1,0 +1,253 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis import diagnose
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.change import _PROPOSALS
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.signatures import signatures
+
+HERE = Path(__file__).parent
+REAL_FAILURES = Path(__file__).resolve().parents[6] / "shared" / "data" / "failures.jsonl"
+FAILURES = [
+    (failure_class, line)
+    for failure_class, lines in yaml.safe_load((HERE / "failures.yml").read_text()).items()
+    for line in lines
+]
+HEALTHY = sorted((HERE / "healthy").glob("*.log"))
+BOOT_LOGS = sorted((HERE.parents[1] / "module_utils" / "boot_logs").glob("*.log"))
+CLASSES = [
+    "oom_weights", "oom_kv_cache", "oom_runtime", "oom_cudagraph", "gpu_shared_free_memory",
+    "max_model_len_exceeds_kv", "driver_cuda_mismatch", "compute_capability_too_low", "bf16_unsupported",
+    "fp8_unsupported", "arch_not_supported", "trust_remote_code", "tokenizer_transformers_version",
+    "tp_divisibility", "nccl_init", "nccl_hang", "custom_all_reduce", "ray_cluster", "shm_ipc",
+    "model_not_found_offline", "gated_auth", "corrupted_weights", "port_in_use", "flag_unknown",
+    "quantization_mismatch", "kernel_backend", "embedding_task", "chat_template_missing", "mount_permissions",
+    "disk_full", "container_runtime", "other",
+]
+# How the public collection of failures names some classes.
+OTHER_NAMES = {
+    "hf_offline/model_not_found": "model_not_found_offline",
+    "tokenizer/transformers_version": "tokenizer_transformers_version",
+    "gated/auth_401": "gated_auth",
+    "container_runtime (nvidia runtime missing)": "container_runtime",
+    "kernel_backend(deepgemm/flashinfer/marlin)": "kernel_backend",
+    "flag_unknown/removed": "flag_unknown",
+    "permissions/mount": "mount_permissions",
+    "disk_full/slow": "disk_full",
+    "engine_core_died_generic": "other",
+}
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total capacity of"
+
+
+def first(log, context=None):
+    return diagnose(log, context)[0]
+
+
+def test_every_class_has_signatures_and_no_other():
+    assert sorted({signature.failure_class for signature in signatures()}) == sorted(CLASSES)
+
+
+def test_every_proposed_change_is_known():
+    for signature in signatures():
+        if signature.change is not None:
+            assert "variable" in signature.change
+            assert signature.change.get("propose", "captured") in _PROPOSALS
+            assert ("propose" in signature.change) != ("to" in signature.change)
+
+
+@pytest.mark.parametrize(("failure_class", "line"), FAILURES)
+def test_the_class_of_an_error_line(failure_class, line):
+    assert first(line)["class"] == failure_class
+
+
+def test_every_class_has_a_line():
+    assert sorted({failure_class for failure_class, _line in FAILURES}) == sorted(CLASSES)
+
+
+def test_real_failures_are_told_right_in_nine_of_ten():
+    if not REAL_FAILURES.exists():
+        print(f"skipped: {REAL_FAILURES} is absent")
+        pytest.skip(f"{REAL_FAILURES} is absent")
+    records = [json.loads(line) for line in REAL_FAILURES.read_text().splitlines()]
+    wrong = []
+    for record in records:
+        findings = diagnose(record["error"])
+        told = findings[0]["class"] if findings else None
+        if told != OTHER_NAMES.get(record["class"], record["class"]):
+            wrong.append((record["class"], told, record["error"]))
+    assert len(records) >= 90
+    assert len(wrong) <= len(records) * 0.1, wrong
+
+
+@pytest.mark.parametrize("path", HEALTHY + BOOT_LOGS, ids=lambda path: path.stem)
+def test_a_healthy_log_has_no_finding_at_any_moment(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) > 5
+    for count in range(1, len(lines) + 1):
+        assert diagnose("\n".join(lines[:count])) == [], lines[count - 1]
+
+
+@pytest.mark.parametrize("log", ["", "\n\n", "hello", "INFO 05-30 07:40:19 [x.py:1] non-default args: {}"])
+def test_nothing_is_found_in_nothing(log):
+    assert diagnose(log) == []
+
+
+def test_a_line_that_a_slow_start_has_too_counts_only_when_it_does_not_end():
+    line = "INFO 05-30 07:40:19 [shm.py:466] No available shared memory broadcast block found in 60 seconds.\n"
+    assert diagnose(3 * line) == []
+    assert [finding["class"] for finding in diagnose(15 * line)] == ["nccl_hang"]
+
+
+def test_the_finding_is_whole():
+    finding = first("\n\nValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.")
+    assert set(finding) == {"class", "title", "evidence", "explanation", "change", "confidence", "reference"}
+    assert finding["evidence"]["line_number"] == 3
+    assert finding["change"] == {"variable": "engine_args.dtype", "from": "bfloat16", "to": "float16"}
+    assert 0.9 <= finding["confidence"] <= 1
+    assert finding["reference"].startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("before", "failure_class"),
+    [
+        ("Loading safetensors checkpoint shards:  23% Completed | 7/30 [00:10<00:33]", "oom_weights"),
+        ("INFO 05-30 07:44:00 [x.py:5132] Model loading took 70.1 GiB memory and 17 seconds", "oom_runtime"),
+        ("Capturing CUDA graphs (decode, FULL):  40%|####      | 14/35 [00:01<00:01]", "oom_cudagraph"),
+        ("(APIServer pid=1) INFO:     Application startup complete.", "oom_runtime"),
+        ('  File "x.py", line 5, in load_model', "oom_weights"),
+        ('  File "x.py", line 5, in _dummy_sampler_run', "oom_runtime"),
+        ('  File "x.py", line 5, in capture_model', "oom_cudagraph"),
+        ('  File "x.py", line 5, in _allocate_kv_cache_tensors', "oom_kv_cache"),
+    ],
+)
+def test_which_allocation_failed(before, failure_class):
+    assert first(f"{before}\n{OOM}")["class"] == failure_class
+
+
+def test_the_consequence_is_never_the_cause():
+    log = f"""\
+(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] EngineCore failed to start.
+(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] Traceback (most recent call last):
+(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700]   File "gpu_worker.py", line 330, in load_model
+(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] {OOM}
+(APIServer pid=1) Traceback (most recent call last):
+(APIServer pid=1)   File "core_client.py", line 448, in __init__
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
+"""
+    findings = diagnose(log)
+    assert findings[0]["class"] == "oom_weights"
+    assert findings[0]["evidence"]["line_number"] == 4
+    assert all("Engine core initialization" not in finding["evidence"]["line"] for finding in findings)
+
+
+def test_of_an_unknown_failure_the_first_exception_is_shown():
+    log = """\
+(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] Traceback (most recent call last):
+(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] ZeroDivisionError: integer modulo by zero
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+    finding = first(log)
+    assert (finding["class"], finding["change"], finding["evidence"]["line_number"]) == ("other", None, 2)
+
+
+def test_the_rank_that_failed_first_counts():
+    log = """\
+(Worker_TP1 pid=11) ERROR 05-30 18:55:07 [x.py:1] Traceback (most recent call last):
+(Worker_TP1 pid=11) ERROR 05-30 18:55:07 [x.py:1] RuntimeError: CUDA error: no kernel image is available for execution
+(Worker_TP0 pid=10) ERROR 05-30 18:55:09 [x.py:1] Traceback (most recent call last):
+(Worker_TP0 pid=10) ERROR 05-30 18:55:09 [x.py:1] torch.distributed.DistBackendError: NCCL error: remote process exited
+"""
+    assert [finding["class"] for finding in diagnose(log)] == ["compute_capability_too_low", "nccl_init"]
+
+
+def test_an_error_that_the_engine_survived_is_behind_the_one_that_ended_it():
+    log = """\
+(APIServer pid=1) ERROR 05-30 18:55:01 [repo_utils.py:47] Error retrieving file list: LocalEntryNotFoundError
+(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] Traceback (most recent call last):
+(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] ValueError: No available memory for the cache blocks.
+"""
+    assert first(log)["class"] == "oom_kv_cache"
+
+
+def test_a_message_of_several_lines_belongs_to_its_traceback():
+    log = """\
+(APIServer pid=1) Traceback (most recent call last):
+(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+(APIServer pid=1)   Value error, Model architectures ['KimiK3ForCausalLM'] are not supported for now.
+"""
+    finding = first(log)
+    assert (finding["class"], finding["evidence"]["line_number"]) == ("arch_not_supported", 3)
+    assert finding["confidence"] >= 0.9
+
+
+def test_an_engine_that_died_after_it_served():
+    log = f"""\
+INFO Available KV cache memory: -1.0 GiB
+INFO:     Application startup complete.
+ERROR [core.py:700] EngineCore encountered a fatal error.
+{OOM}
+"""
+    assert [finding["class"] for finding in diagnose(log)] == ["oom_runtime"]
+
+
+def test_an_engine_that_serves_but_cannot_chat():
+    log = "INFO:     Application startup complete.\nValueError: As of transformers v4.44, default chat template is no "
+    assert first(log + "longer allowed, so you must provide a chat template\n")["class"] == "chat_template_missing"
+
+
+@pytest.mark.parametrize(
+    ("line", "context", "change"),
+    [
+        (
+            "ValueError: Free memory on device cuda:1 (60.87/79.19 GiB) on startup is less than desired GPU memory "
+            "utilization (0.95, 75.23 GiB).", None,
+            {"variable": "engine_args.gpu_memory_utilization", "from": 0.95, "to": 0.74},
+        ),
+        (
+            "The model's max seq len (8192) is larger than the maximum number of tokens that can be stored in KV cache "
+            "(4515).", None,
+            {"variable": "engine_args.max_model_len", "from": 8192, "to": 4512},
+        ),
+        (
+            "CUDA out of memory occurred when warming up sampler with 1024 dummy requests.", None,
+            {"variable": "engine_args.max_num_seqs", "from": 1024, "to": 512},
+        ),
+        (
+            "Total number of attention heads (40) must be divisible by tensor parallel size (6)", None,
+            {"variable": "engine_args.tensor_parallel_size", "from": 6, "to": 5},
+        ),
+        (
+            "error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
+            {"instance": {"port": 8001}},
+            {"variable": "port", "from": 8001, "to": 8002},
+        ),
+        (
+            "vllm: error: unrecognized arguments: --swap-space 4", {"instance": {"engine_args": {"swap_space": 4}}},
+            {"variable": "engine_args.swap_space", "from": 4, "to": None},
+        ),
+        (
+            "No available memory for the cache blocks.",
+            {"plan": {"arguments": [{"name": "gpu_memory_utilization", "value": 0.8}]}},
+            {"variable": "engine_args.gpu_memory_utilization", "from": 0.8, "to": 0.85},
+        ),
+        ("No available memory for the cache blocks.", None, None),
+        ("Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'", None,
+         {"variable": "engine_args.disable_custom_all_reduce", "from": False, "to": True}),
+        (
+            "User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings="
+            "32768)", None,
+            {"variable": "engine_args.max_model_len", "from": 65536, "to": 32768},
+        ),
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", None, None),
+    ],
+)
+def test_the_one_change(line, context, change):
+    assert first(line, context)["change"] == change
