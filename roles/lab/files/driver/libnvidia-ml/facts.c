@@ -247,70 +247,43 @@ NVML_API nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsig
 
 /* ---- modes ---- */
 
-static nvmlReturn_t enabled_or_not(nvmlDevice_t device, const char *path, unsigned int *enabled)
-{
-    const char *text;
-
-    NEED(enabled);
-    TRY(get_text(device, path, &text));
-    *enabled = strcmp(text, "Enabled") == 0;
-    return NVML_SUCCESS;
-}
-
 NVML_API nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned int *mode)
 {
-    return enabled_or_not(device, "persistence_mode", mode);
+    return get_enabled(device, "persistence_mode", mode);
 }
 
 NVML_API nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
-    TRY(enabled_or_not(device, "ecc.mode", current));
-    return enabled_or_not(device, "ecc.mode", pending);
+    TRY(get_enabled(device, "ecc.mode", current));
+    return get_enabled(device, "ecc.mode", pending);
 }
 
 NVML_API nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)
 {
     static const char *const names[] = {"Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process", NULL};
-    const char *text;
-    int position;
 
-    NEED(mode);
-    TRY(get_text(device, "compute_mode", &text));
-    position = position_of(text, names);
-    *mode = position < 0 ? 0 : (unsigned int)position;
-    return NVML_SUCCESS;
+    return get_choice(device, "compute_mode", names, mode);
 }
 
 NVML_API nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
 {
     static const char *const names[] = {"None", "HMM", "ATS", NULL};
-    const char *text;
-    int position;
 
     SINCE(575);
     NEED(mode);
-    TRY(get_text(device, "addressing_mode", &text));
-    position = position_of(text, names);
-    mode->value = position < 0 ? 0 : (unsigned int)position;
-    return NVML_SUCCESS;
+    return get_choice(device, "addressing_mode", names, &mode->value);
 }
 
 NVML_API nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
 {
     static const char *const names[] = {"None", "Pass-Through", "VGPU", "Host VGPU", "Host VSGA", NULL};
-    const char *text;
-    int position;
 
-    NEED(mode);
-    TRY(get_text(device, "virtualization_mode", &text));
-    position = position_of(text, names);
-    *mode = position < 0 ? 0 : (unsigned int)position;
-    return NVML_SUCCESS;
+    return get_choice(device, "virtualization_mode", names, mode);
 }
 
 NVML_API nvmlDeviceGetDisplayMode(nvmlDevice_t device, unsigned int *mode)
 {
-    TRY(answering(device));
+    TRY(known(device));
     NEED(mode);
     *mode = 0;
     return NVML_SUCCESS;
@@ -475,7 +448,7 @@ static nvmlReturn_t utilization(nvmlDevice_t device, const char *path, unsigned 
     unsigned int mig = 0;
 
     TRY(answering(device));
-    if (enabled_or_not(device, "mig.mode", &mig) == NVML_SUCCESS && mig)
+    if (get_enabled(device, "mig.mode", &mig) == NVML_SUCCESS && mig)
         return NVML_ERROR_NOT_SUPPORTED;
     return get_uint(device, path, percent);
 }
@@ -510,7 +483,7 @@ NVML_API nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type, uns
     unsigned int enabled, value;
 
     NEED(count && type < 2 && counter < 2);
-    TRY(enabled_or_not(device, "ecc.mode", &enabled));
+    TRY(get_enabled(device, "ecc.mode", &enabled));
     if (!enabled)
         return NVML_ERROR_NOT_SUPPORTED;
     TRY(get_uint(device, paths[type][counter], &value));

@@ -21,10 +21,10 @@
             return NVML_ERROR_INVALID_ARGUMENT;  \
     } while (0)
 
-/* For functions that older drivers do not have. */
+/* For functions that older drivers do not have. Without a driver (0) what follows tells what is wrong. */
 #define SINCE(major)                             \
     do {                                         \
-        if (driver_major() < (major))            \
+        if (driver_major() && driver_major() < (major)) \
             return NVML_ERROR_FUNCTION_NOT_FOUND; \
     } while (0)
 
@@ -37,6 +37,12 @@ nvmlReturn_t error_by_name(const char *name);
 nvmlReturn_t known(nvmlDevice_t device);
 /* The same, and the GPU answers. */
 nvmlReturn_t answering(nvmlDevice_t device);
+
+/* Reads a value of a known device, whether it answers or not: its identity and its modes. "Enabled" is 1. */
+nvmlReturn_t get_known_text(nvmlDevice_t device, const char *path, const char **text);
+nvmlReturn_t get_enabled(nvmlDevice_t device, const char *path, unsigned int *enabled);
+/* The position of the text among names, 0 where it is none of them. */
+nvmlReturn_t get_choice(nvmlDevice_t device, const char *path, const char *const *names, unsigned int *choice);
 
 /* Reads a value of an answering device: null or absent is NVML_ERROR_NOT_SUPPORTED. */
 nvmlReturn_t get_value(nvmlDevice_t device, const char *path, enum json_kind kind, const struct json **value);

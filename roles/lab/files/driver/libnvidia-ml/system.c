@@ -219,13 +219,44 @@ nvmlReturn_t get_uint(nvmlDevice_t device, const char *path, unsigned int *numbe
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t copy_identity(nvmlDevice_t device, const char *path, char *buffer, unsigned int length)
+nvmlReturn_t get_known_text(nvmlDevice_t device, const char *path, const char **text)
 {
     const struct json *value;
 
     TRY(known(device));
     TRY(read_value(device, path, JSON_STRING, &value));
-    return copy_text(value->text, buffer, length);
+    *text = value->text;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t get_enabled(nvmlDevice_t device, const char *path, unsigned int *enabled)
+{
+    const char *text;
+
+    NEED(enabled);
+    TRY(get_known_text(device, path, &text));
+    *enabled = strcmp(text, "Enabled") == 0;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t get_choice(nvmlDevice_t device, const char *path, const char *const *names, unsigned int *choice)
+{
+    const char *text;
+    int position;
+
+    NEED(choice);
+    TRY(get_known_text(device, path, &text));
+    position = position_of(text, names);
+    *choice = position < 0 ? 0 : (unsigned int)position;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t copy_identity(nvmlDevice_t device, const char *path, char *buffer, unsigned int length)
+{
+    const char *text;
+
+    TRY(get_known_text(device, path, &text));
+    return copy_text(text, buffer, length);
 }
 
 /* ---- versions ---- */
@@ -399,15 +430,15 @@ NVML_API nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *devi
 
 NVML_API nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    const struct json *value, *profile;
+    const struct json *profile;
+    const char *product;
     char text[128];
 
-    TRY(known(device));
-    TRY(read_value(device, "name", JSON_STRING, &value));
+    TRY(get_known_text(device, "name", &product));
     if (!device->mig)
-        return copy_text(value->text, name, length);
+        return copy_text(product, name, length);
     profile = json_member(device->mig, "profile");
-    snprintf(text, sizeof text, "%s MIG %s", value->text, profile ? profile->text : "");
+    snprintf(text, sizeof text, "%s MIG %s", product, profile && profile->text ? profile->text : "");
     return copy_text(text, name, length);
 }
 
@@ -483,25 +514,23 @@ NVML_API nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 /* "8.0": tells it even of a GPU that does not answer, as the driver knows it from the chip. */
 NVML_API nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-    const struct json *value;
+    const char *text;
 
-    TRY(known(device));
     NEED(major && minor);
-    TRY(read_value(device, "compute_capability", JSON_STRING, &value));
-    return sscanf(value->text, "%d.%d", major, minor) == 2 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+    TRY(get_known_text(device, "compute_capability", &text));
+    return sscanf(text, "%d.%d", major, minor) == 2 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 NVML_API nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture)
 {
     static const char *const names[] = {"", "", "Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere",
                                         "Ada Lovelace", "Hopper", "Blackwell", NULL};
-    const struct json *value;
+    const char *text;
     int position;
 
-    TRY(known(device));
     NEED(architecture);
-    TRY(read_value(device, "architecture", JSON_STRING, &value));
-    position = position_of(value->text, names);
+    TRY(get_known_text(device, "architecture", &text));
+    position = position_of(text, names);
     *architecture = position < 0 ? 0xFFFFFFFFU : (unsigned int)position;
     return NVML_SUCCESS;
 }
@@ -512,15 +541,8 @@ NVML_API nvmlDeviceGetBrand(nvmlDevice_t device, unsigned int *brand)
                                         "NVIDIA Virtual Applications", "NVIDIA Virtual PC",
                                         "NVIDIA Virtual Compute Server", "NVIDIA RTX Virtual Workstation",
                                         "NVIDIA Cloud Gaming", "Quadro RTX", "NVIDIA RTX", "NVIDIA", NULL};
-    const struct json *value;
-    int position;
 
-    TRY(known(device));
-    NEED(brand);
-    TRY(read_value(device, "brand", JSON_STRING, &value));
-    position = position_of(value->text, names);
-    *brand = position < 0 ? 0 : (unsigned int)position;
-    return NVML_SUCCESS;
+    return get_choice(device, "brand", names, brand);
 }
 
 /* ---- MIG ---- */
@@ -533,22 +555,12 @@ NVML_API nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t read_enabled(nvmlDevice_t device, const char *path, unsigned int *enabled)
-{
-    const char *text;
-
-    NEED(enabled);
-    TRY(get_text(device, path, &text));
-    *enabled = strcmp(text, "Enabled") == 0;
-    return NVML_SUCCESS;
-}
-
 NVML_API nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     NEED(pending);
-    TRY(read_enabled(device, "mig.mode", current));
+    TRY(get_enabled(device, "mig.mode", current));
     *pending = *current;
-    (void)read_enabled(device, "mig.pending", pending); /* absent: no change is pending */
+    (void)get_enabled(device, "mig.pending", pending); /* absent: no change is pending */
     return NVML_SUCCESS;
 }
 
