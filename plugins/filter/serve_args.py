@@ -10,7 +10,7 @@ name: serve_args
 short_description: Render a plan as the command line of its vLLM release
 description:
   - Turns the arguments of a plan into the words that follow the image name, as the pinned release takes them.
-  - The model comes first for images that start C(vllm serve), and as C(--model) for the older ones (up to v0.11.0),
+  - The model comes first for images that start C(vllm serve), and as C(--model) for the older ones (up to v0.13.0),
     which start C(vllm.entrypoints.openai.api_server).
   - Every argument is checked against the catalogue of vLLM releases. An argument that the release does not know, a value
     of the wrong type and a value that is none of the choices are errors. The error names what to use instead and the
@@ -27,6 +27,12 @@ options:
   model:
     description: The model to serve. By default it is the argument C(model) of the plan.
     type: str
+  entrypoint:
+    description:
+      - What the container starts, where that is not the entrypoint of the image.
+      - V(serve) stands for C(vllm serve), V(api_server) for C(vllm.entrypoints.openai.api_server).
+    type: str
+    choices: [serve, api_server]
   force:
     description: Names of arguments that are passed on although the catalogue does not accept them.
     type: list
@@ -66,13 +72,17 @@ from ansible.errors import AnsibleFilterError
 from ..plugin_utils._catalogue import ArgumentProblem, UnknownRelease, serve_args
 
 
-def render(plan: Mapping[str, Any], model: str | None = None, force: Iterable[str] = ()) -> list[str]:
+def render(
+    plan: Mapping[str, Any], model: str | None = None, force: Iterable[str] = (), entrypoint: str | None = None
+) -> list[str]:
     """The filter; see its documentation."""
     if not isinstance(plan, Mapping):
         raise AnsibleFilterError(f"serve_args: a plan is a dictionary, not {type(plan).__name__}; pass the result of "
                                  f"gpufleet.vllm.plan")
+    if entrypoint not in (None, "serve", "api_server"):
+        raise AnsibleFilterError(f"serve_args: entrypoint is '{entrypoint}'; it may be serve or api_server")
     try:
-        return serve_args(dict(plan), model=model, force=force)
+        return serve_args(dict(plan), model=model, force=force, entrypoint=entrypoint)
     except (ArgumentProblem, UnknownRelease) as error:
         raise AnsibleFilterError(f"serve_args: {error}") from error
 

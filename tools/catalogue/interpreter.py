@@ -127,8 +127,11 @@ class Environment:
 class Function:
     """An interpreted function or lambda."""
 
-    def __init__(self, interpreter: Interpreter, node: Any, environment: Environment, bound: Any = None) -> None:
-        self.interpreter, self.node, self.environment, self.bound = interpreter, node, environment, bound
+    def __init__(
+        self, interpreter: Interpreter, node: Any, environment: Environment, bound: Any = None,
+        owner: ClassValue | None = None,
+    ) -> None:
+        self.interpreter, self.node, self.environment, self.bound, self.owner = interpreter, node, environment, bound, owner
         self.name = getattr(node, "name", "<lambda>")
         self.__module__ = environment.module.name
         defaults = [interpreter.evaluate(default, environment) for default in node.args.defaults]
@@ -146,10 +149,27 @@ class Function:
         return self.interpreter.call_function(self, args, kwargs)
 
     def bind(self, value: Any) -> Function:
-        return Function(self.interpreter, self.node, self.environment, value)
+        return Function(self.interpreter, self.node, self.environment, value, self.owner)
+
+    @property
+    def decorators(self) -> set[str]:
+        return {ast.unparse(decorator) for decorator in getattr(self.node, "decorator_list", [])}
 
     def __repr__(self) -> str:
         return self.qualified_name
+
+
+class Super:
+    """What ``super()`` gives inside a method."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def get(self, name: str) -> Any:
+        bound = self.function.bound
+        cls = bound.cls if isinstance(bound, Instance) else bound
+        value = cls.get(name, after=self.function.owner)
+        return value.bind(bound) if isinstance(value, Function) and "staticmethod" not in value.decorators else value
 
 
 class ClassValue:
@@ -204,12 +224,16 @@ class ClassValue:
                 found[statement.name] = statement
         return found
 
-    def get(self, name: str, default: Any = MISSING) -> Any:
-        for cls in self.mro:
+    def get(self, name: str, default: Any = MISSING, after: ClassValue | None = None) -> Any:
+        """An attribute, looked up along the MRO; with ``after``, as ``super()`` of that class does."""
+        order = self.mro if after is None else self.mro[self.mro.index(after) + 1:]
+        for cls in order:
             if name in cls.overrides:
                 return cls.overrides[name]
             if name in cls.statements and not cls._is_annotation_only(name):
-                return cls._evaluate(name)
+                value = cls._evaluate(name)
+                is_classmethod = isinstance(value, Function) and "classmethod" in value.decorators
+                return value.bind(self) if is_classmethod else value
         if name == "__members__" and self.is_enum:
             return {key: self.get(key) for key in self.member_names}
         if name == "__doc__":
@@ -234,9 +258,7 @@ class ClassValue:
     def _attribute(self, name: str, statement: ast.stmt) -> Any:
         scope = ClassEnvironment(self)
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            function = Function(self.interpreter, statement, self.environment)
-            kinds = {ast.unparse(decorator) for decorator in statement.decorator_list}
-            return function.bind(self) if "classmethod" in kinds else function
+            return Function(self.interpreter, statement, self.environment, owner=self)
         if isinstance(statement, ast.ClassDef):
             return ClassValue(self.interpreter, statement, scope)
         value = self.interpreter.evaluate(statement.value, scope)  # type: ignore[attr-defined]
@@ -455,7 +477,7 @@ class Interpreter:
         self.natives: dict[str, Any] = {
             "isinstance": self.isinstance, "issubclass": self.issubclass, "hasattr": self.hasattr,
             "getattr": self.getattr, "setattr": self.setattr, "type": TypeBuiltin(self), "callable": callable,
-            "super": lambda *args: Opaque("super()"), "globals": dict, "print": lambda *args, **kwargs: None,
+            "globals": dict, "print": lambda *args, **kwargs: None,
             "vars": lambda value: value.attributes, "property": property, "next": self.next, "object": object,
         }
         self.foreign: dict[str, Any] = _foreign_names(self)
@@ -637,6 +659,8 @@ class Interpreter:
         return self.getattr(self.evaluate(node.value, environment), node.attr)
 
     def _eval_Call(self, node: ast.Call, environment: Environment) -> Any:
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+            return Super(environment.lookup("__function__"))
         function = self.evaluate(node.func, environment)
         args: list[Any] = []
         for argument in node.args:
@@ -662,6 +686,7 @@ class Interpreter:
     def call_function(self, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         node = function.node
         environment = Environment(function.environment.module, function.environment)
+        environment.names["__function__"] = function
         names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]
         values = [function.bound, *args] if function.bound is not None else list(args)
         environment.names.update(function.defaults)
@@ -837,6 +862,8 @@ class Interpreter:
                 raise
         if isinstance(value, ClassValue):
             return value.get(name, *default)
+        if isinstance(value, Super):
+            return value.get(name)
         if isinstance(value, Instance):
             return self._instance_attribute(value, name, *default)
         if isinstance(value, Function) and name == "__doc__":
@@ -850,7 +877,7 @@ class Interpreter:
             return value.attributes[name]
         result = value.cls.get(name, *default)
         if isinstance(result, Function) and result.bound is None:
-            kinds = {ast.unparse(decorator) for decorator in getattr(result.node, "decorator_list", [])}
+            kinds = result.decorators
             bound = result if "staticmethod" in kinds else result.bind(value)
             return bound() if kinds & {"property", "functools.cached_property", "cached_property"} else bound
         return result

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from arguments import arguments
+from plugins import known_names
 from registries import (
     architectures,
     batch_defaults,
@@ -18,16 +19,23 @@ from registries import (
     quantization_methods,
 )
 from release_source import open_release
+from routes import guarded, routes
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    """The snapshot of the unpacked wheel in ``root``."""
+    """The snapshot of the unpacked wheel in ``root``, without what only the CUDA wheel's metadata tell."""
     interpreter = open_release(root)
+    found = arguments(interpreter)
+    for name, names in known_names(interpreter).items():
+        if name in found and "choices" not in found[name]:
+            found[name]["known"] = names
     return {
-        "arguments": arguments(interpreter),
+        "arguments": found,
         "environment": environment_variables(interpreter),
         "architectures": architectures(interpreter),
         "quantization": {"methods": quantization_methods(interpreter),
                          "compressed_tensors": compressed_tensors_schemes(interpreter)},
         "batch_defaults": batch_defaults(interpreter),
+        "routes": routes(interpreter),
+        "guarded_prefixes": list(guarded(interpreter)),
     }

@@ -16,7 +16,7 @@ DATA = Path(__file__).resolve().parents[2] / "plugins" / "plugin_utils" / "_cata
 
 # Part of a snapshot -> how it is stored: "records" are tables of tables, "table" is one table, "value" a single value.
 PARTS = {"arguments": "records", "environment": "table", "architectures": "table", "quantization": "records",
-         "batch_defaults": "value"}
+         "batch_defaults": "value", "routes": "records", "guarded_prefixes": "value", "requirements": "table"}
 
 
 def version_key(release: str) -> tuple[int, ...]:

@@ -59,29 +59,37 @@ def least_capability(host: Mapping[str, Any]) -> float | None:
 
 # -- image and host ---------------------------------------------------------------------------------------------------
 def driver_row(release: Release, host: Mapping[str, Any]) -> Row:
-    """The image's CUDA against the driver: by itself, by minor-version compatibility, by forward compatibility."""
+    """The image's CUDA against the driver: by itself, by forward compatibility, by minor-version compatibility."""
     cuda = f"CUDA {release.cuda} of {release}"
     driver = str(host.get("driver_version") or "")
     if not re.match(r"\d+(\.\d+)*$", driver):
         return _row("driver", "unverified", f"the driver's version is not known; {cuda} needs {release.min_driver}")
     if not older(driver, release.min_driver):
-        return _row("driver", "supported", f"driver {driver} supports {cuda} ({release.min_driver} or newer)")
+        return _new_enough_row(release, driver, cuda)
+    too_old = f"driver {driver} is older than {release.min_driver}, which {cuda} needs"
     forward = _forward_compatibility(release, host, driver)
     if forward:
-        return _row("driver", "degraded", f"driver {driver} is older than {release.min_driver}, which {cuda} needs; {forward}")
+        return _row("driver", "degraded", f"{too_old}; {forward}")
     if not older(driver, release.min_driver_minor_version):
-        return _row("driver", "degraded", _minor_version_reason(release, driver))
-    return _row("driver", "unsupported", f"driver {driver} is too old for {cuda}: install {release.min_driver} or newer"
-                                         + other_images(release, driver))
+        return _row("driver", "degraded", f"{too_old}; {_minor_version_condition(release)}{other_images(release, driver)}")
+    return _row("driver", "unsupported", f"{too_old}: install {release.min_driver} or newer{other_images(release, driver)}")
+
+
+def _new_enough_row(release: Release, driver: str, cuda: str) -> Row:
+    fault = release.image_fact("broken_driver_setup")
+    if fault and not older(driver, fault["driver"]):
+        return _row("driver", "degraded",
+                    f"{release} puts CUDA's compatibility libraries before those of the driver, which fails with error 803 "
+                    f"for drivers from {fault['driver']} on; set the instance's environment {fault['workaround']}")
+    return _row("driver", "supported", f"driver {driver} supports {cuda} ({release.min_driver} or newer)")
 
 
 def _forward_compatibility(release: Release, host: Mapping[str, Any], driver: str) -> str | None:
     """What NVIDIA's compatibility libraries in the image do on this host; None where they do nothing."""
     facts = _data("drivers")["forward"]
-    branch = driver.split(".")[0]
     names = [str(gpu.get("name", "")) for gpu in host.get("gpus") or []]
     data_centre = bool(names) and all(re.search(facts["cards"], name) for name in names)
-    if not data_centre or branch not in facts["branches"].get(release.cuda, []):
+    if not data_centre or driver.split(".")[0] not in facts["branches"].get(release.cuda, []):
         return None
     if release.knows_environment("VLLM_ENABLE_CUDA_COMPATIBILITY"):
         return ("data-centre cards of this driver branch run it with the compatibility libraries of the image: "
@@ -89,16 +97,19 @@ def _forward_compatibility(release: Release, host: Mapping[str, Any], driver: st
     return "data-centre cards of this driver branch run it with the compatibility libraries that the image loads by itself"
 
 
-def _minor_version_reason(release: Release, driver: str) -> str:
+def _minor_version_condition(release: Release) -> str:
     major = release.cuda.split(".")[0]
-    return (f"driver {driver} is older than {release.min_driver}; CUDA {major}'s minor-version compatibility covers built "
-            f"kernels, not those compiled at run time, and the NVIDIA runtime refuses the container (unsatisfied condition: "
-            f"cuda>={release.cuda}) unless the instance's environment sets NVIDIA_DISABLE_REQUIRE to 1"
-            + other_images(release, driver))
+    text = (f"CUDA {major}'s minor-version compatibility covers built kernels, not those compiled at run time, and the "
+            f"NVIDIA runtime refuses the container (unsatisfied condition: cuda>={release.cuda}) unless the instance's "
+            f"environment sets NVIDIA_DISABLE_REQUIRE to 1")
+    if release.knows_environment("VLLM_ENABLE_CUDA_COMPATIBILITY"):
+        return text
+    return text + ("; this image loads CUDA's compatibility libraries by itself, which fails on such cards (error 804) "
+                   "unless LD_LIBRARY_PATH names the driver's first")
 
 
 def other_images(release: Release, driver: str) -> str:
-    """Names the tag of the same release, or the newest release, whose CUDA the driver supports."""
+    """Names the tag of the same release, or else the newest release, whose CUDA the driver supports."""
     for suffix in release.tag_suffixes:
         other = Release(release.version, suffix)
         if not older(driver, other.min_driver):
@@ -115,38 +126,37 @@ def older(version: str, than: str) -> bool:
     return [int(part) for part in version.split(".")] < [int(part) for part in than.split(".")]
 
 
+def machine(host: Mapping[str, Any]) -> str:
+    """``x86_64`` or ``aarch64``: what the host says, or what its cards are only sold with."""
+    stated = host.get("machine") or host.get("architecture")
+    if stated:
+        return "aarch64" if str(stated) in ("aarch64", "arm64") else "x86_64"
+    names = " ".join(str(gpu.get("name", "")) for gpu in host.get("gpus") or [])
+    return "aarch64" if re.search(_data("drivers")["grace"], names) else "x86_64"
+
+
 def capability_row(release: Release, host: Mapping[str, Any]) -> Row:
     """The cards' compute capability against the kernels that the image contains."""
-    capability = least_capability(host)
+    capability, processor = least_capability(host), machine(host)
     subject = "compute_capability"
-    built = release.compute_capabilities
-    listed = ", ".join(built)
+    built = release.compute_capabilities_for(processor)
+    listed = f"{', '.join(built)} ({processor})"
     if capability is None:
-        return _row(subject, "unverified", f"a card's compute capability is not known; the kernels of {release} are for {listed}")
-    numbers = [float(item) for item in built]
-    same_generation = [item for item in numbers if int(item) == int(capability) and item <= capability]
-    if same_generation:
-        return _row(subject, "supported", f"{capability} runs the kernels for {max(same_generation)} of {release}")
-    if capability < min(numbers):
-        return _row(subject, "unsupported", f"{capability} is below {min(numbers)}, the least that {release} has kernels for"
-                                            + _last_release_for(capability))
-    return _row(subject, "unsupported", f"{release} has no kernels for {capability}, only for {listed}"
-                                        + _first_release_for(capability))
+        return _row(subject, "unverified",
+                    f"a card's compute capability is not known; the kernels of {release} are for {listed}")
+    kernel = _kernel(built, capability)
+    if kernel is not None:
+        return _row(subject, "supported", f"{capability} runs the kernels for {kernel} of {release}")
+    other = next((version for version in reversed(known_releases())
+                  if _kernel(find_release(version).compute_capabilities_for(processor), capability) is not None), None)
+    hint = f"; the newest release that has is v{other}" if other else ""
+    return _row(subject, "unsupported", f"{release} has no kernels for {capability}, only for {listed}{hint}")
 
 
-def _runs(version: str, capability: float) -> bool:
-    built = [float(item) for item in find_release(version).compute_capabilities]
-    return any(int(item) == int(capability) and item <= capability for item in built)
-
-
-def _last_release_for(capability: float) -> str:
-    last = next((version for version in reversed(known_releases()) if _runs(version, capability)), None)
-    return f"; the last release that has is v{last}" if last else ""
-
-
-def _first_release_for(capability: float) -> str:
-    first = next((version for version in known_releases() if _runs(version, capability)), None)
-    return f"; the first release that has is v{first}" if first else ""
+def _kernel(built: list[str], capability: float) -> float | None:
+    """The built capability whose kernels a card runs: the same major version, and not newer than the card."""
+    return max((float(item) for item in built if int(float(item)) == int(capability) and float(item) <= capability),
+               default=None)
 
 
 # -- image and checkpoint ---------------------------------------------------------------------------------------------

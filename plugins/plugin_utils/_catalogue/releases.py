@@ -210,6 +210,35 @@ class Release:
         return {method: self.quantization_capability(method) for method, spans in _data("quantization")["methods"].items()
                 if value_at(spans, self.version, "absent") != "absent"}
 
+    @cached_property
+    def architectures(self) -> list[str]:
+        """Every architecture that the release's registry has, sorted."""
+        return [name for name, spans in _data("architectures").items() if value_at(spans, self.version) is not None]
+
+    # -- routes -------------------------------------------------------------------------------------------------------
+    @cached_property
+    def routes(self) -> dict[str, dict[str, Any]]:
+        """Path -> ``{"methods": "GET, POST", "guarded": bool, "needs": [environment variables]}``."""
+        found = {path: {key: value_at(spans, self.version) for key, spans in attributes.items()}
+                 for path, attributes in _data("routes").items()}
+        return {path: {key: value for key, value in entry.items() if value is not None}
+                for path, entry in found.items() if entry["methods"] is not None}
+
+    @property
+    def guarded_routes(self) -> list[str]:
+        """Routes that the API key guards."""
+        return [path for path, entry in self.routes.items() if entry["guarded"]]
+
+    @property
+    def unguarded_routes(self) -> list[str]:
+        """Routes that answer without the API key, as far as they exist without a switch in the environment."""
+        return [path for path, entry in self.routes.items() if not entry["guarded"] and not entry.get("needs")]
+
+    @property
+    def guarded_prefixes(self) -> list[str]:
+        """The path prefixes that the API key guards, e.g. ``["/v1", "/v2"]``."""
+        return list(value_at(_data("guarded_prefixes"), self.version))
+
     # -- environment --------------------------------------------------------------------------------------------------
     def environment_default(self, name: str) -> Any:
         """The value of an environment variable of vLLM where it is not set. Raises KeyError where vLLM has none."""
@@ -219,18 +248,35 @@ class Release:
             raise KeyError(f"vLLM v{self.version} has no environment variable {name}")
         return value
 
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Every environment variable that the release reads, with its value where it is not set."""
+        found = {name: value_at(spans, self.version, "absent") for name, spans in _data("environment").items()}
+        return {name: value for name, value in found.items() if value != "absent"}
+
     def knows_environment(self, name: str) -> bool:
         """Whether the release reads the environment variable."""
         return value_at(_data("environment").get(name, []), self.version, "absent") != "absent"
 
     # -- the image ----------------------------------------------------------------------------------------------------
-    def _image(self, fact: str) -> Any:
+    def image_fact(self, fact: str) -> Any:
+        """One entry of ``images.json`` for this release, or None where it has none."""
         return value_at(_data("images")[fact]["spans"], self.version)
 
     @property
     def cuda(self) -> str:
         """CUDA of the image with this tag, e.g. ``12.8``."""
-        return self._image("cuda")[self.tag_suffix]
+        named = re.fullmatch(r"cu(\d+)(\d)", self.tag_suffix)
+        return f"{named[1]}.{named[2]}" if named else self.image_fact("cuda")[""]
+
+    @property
+    def torch(self) -> str:
+        """The PyTorch that the image installs, e.g. ``2.13.0``."""
+        return str(self._requirement("torch")).lstrip("=")
+
+    def _requirement(self, package: str) -> str | None:
+        """What the CUDA wheel requires of a package; None where it does not require it."""
+        return value_at(_data("requirements").get(package, []), self.version)
 
     @property
     def min_driver(self) -> str:
@@ -245,22 +291,26 @@ class Release:
     @property
     def tag_suffixes(self) -> list[str]:
         """The suffixes of the release's image tags that choose another CUDA, e.g. ``["", "cu129"]``."""
-        return list(self._image("cuda"))
+        return list(self.image_fact("cuda"))
 
     @property
     def entrypoint(self) -> str:
         """``serve`` (the model is the first positional argument) or ``api_server`` (the model is ``--model``)."""
-        return self._image("entrypoint")
+        return self.image_fact("entrypoint")
 
     @property
     def has_ray(self) -> bool:
-        """Whether the image contains Ray."""
-        return self._image("ray")
+        """Whether the image contains Ray: where the CUDA wheel requires it."""
+        return self._requirement("ray") is not None
 
     @property
     def compute_capabilities(self) -> list[str]:
-        """The compute capabilities that the image's kernels are built for, e.g. ``["7.5", "8.0", ...]``."""
-        return list(self._image("compute_capabilities"))
+        """The compute capabilities that the x86-64 image's kernels are built for, e.g. ``["7.5", "8.0", ...]``."""
+        return list(self.image_fact("compute_capabilities")["x86_64"])
+
+    def compute_capabilities_for(self, machine: str) -> list[str]:
+        """The same for ``x86_64`` or ``aarch64`` images, which are built for different cards."""
+        return list(self.image_fact("compute_capabilities")[machine])
 
     def __str__(self) -> str:
         return f"v{self.version}" + (f"-{self.tag_suffix}" if self.tag_suffix else "")
@@ -273,6 +323,7 @@ def canonical_name(name: str) -> str:
 
 IMAGE = re.compile(r"^(?:(?P<repository>[^@]*?)[:])?v?(?P<version>\d+(?:\.\d+)+)(?P<suffix>(?:-[a-z0-9_]+)*)(?:@sha256:\w+)?$")
 ARCHITECTURE_SUFFIXES = {"x86_64", "aarch64", "arm64", "amd64"}
+CUDA_SUFFIX = "cu{}"
 BASE_SUFFIXES = {"ubuntu2404", "ubuntu2204"}
 
 
@@ -306,7 +357,9 @@ def _tag_suffix(number: str, text: str) -> str:
     parts = [part for part in text.split("-") if part and part not in ARCHITECTURE_SUFFIXES | BASE_SUFFIXES]
     suffix = "-".join(parts)
     known = value_at(_data("images")["cuda"]["spans"], number)
-    if suffix not in known:
+    if suffix == CUDA_SUFFIX.format(known[""].replace(".", "")):
+        return ""
+    if suffix not in known and not re.fullmatch(r"cu\d{3}", suffix):
         tags = ", ".join(f"v{number}" + (f"-{item}" if item else "") for item in known)
         raise UnknownRelease(f"the image tag suffix '-{suffix}' is not known for vLLM v{number}; known tags: {tags}")
     return suffix

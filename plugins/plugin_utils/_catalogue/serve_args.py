@@ -15,6 +15,8 @@ from typing import Any
 from .releases import Argument, Release, _data, canonical_name, format_releases, known_releases, release
 
 SECRET_ARGUMENTS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
+# vLLM itself refuses any other value of these, unless a plugin registers it.
+PLUGIN_EXTENDED = {"tool_call_parser", "reasoning_parser", "quantization", "load_format", "attention_backend"}
 HUMAN_INTEGER = re.compile(r"-?\d+(?:\.\d+)?[kKmMgGtT]?")
 FALSE_WORDS, TRUE_WORDS = {"false", "no", "off", "0"}, {"true", "yes", "on", "1"}
 
@@ -37,17 +39,21 @@ class Given:
     words: tuple[str, ...] | None = None
 
 
-def serve_args(plan: dict[str, Any], model: str | None = None, force: Iterable[str] = ()) -> list[str]:
+def serve_args(
+    plan: dict[str, Any], model: str | None = None, force: Iterable[str] = (), entrypoint: str | None = None
+) -> list[str]:
     """What follows the image name: the arguments of ``plan`` as its release's entrypoint takes them.
 
     ``plan`` needs ``release`` (a version, a tag, or the dict ``{"version": ...}`` of a plan) and ``arguments``
     (``[{"name", "value"}, ...]``); ``extra_args`` (raw words) is optional and goes through the same check. The model
     is the argument ``model`` or the parameter ``model``. ``force`` names arguments that are passed on unchecked.
+    ``entrypoint`` (``serve`` or ``api_server``) is given where the container is not started with the image's own.
 
     Returns e.g. ``["/models/qwen", "--max-model-len", "8192"]``, for the old entrypoint ``["--model", ...]``.
     Raises :class:`ArgumentProblem` with all problems at once, :class:`~.releases.UnknownRelease` for the release.
     """
     known = plan_release(plan)
+    entrypoint = entrypoint or known.entrypoint
     forced = {canonical_name(name) for name in force}
     planned = [Given(canonical_name(item["name"]), item["value"], "arguments") for item in plan.get("arguments", [])]
     model, planned = _take_model(planned, model)
@@ -56,9 +62,10 @@ def serve_args(plan: dict[str, Any], model: str | None = None, force: Iterable[s
     for given in [*planned, *extra]:
         if given.name not in forced:
             problems.extend(check(known, given))
+            problems.extend(entrypoint_problems(known, given, entrypoint))
     if problems:
         raise ArgumentProblem(problems)
-    words = [str(model)] if known.entrypoint == "serve" else ["--model", str(model)]
+    words = [str(model)] if entrypoint == "serve" else ["--model", str(model)]
     for given in [*planned, *extra]:
         words.extend(given.words if given.words is not None else render(known.argument(given.name), given))
     return words
@@ -147,11 +154,21 @@ def check(known: Release, given: Given) -> list[str]:
     argument = known.argument(given.name)
     if argument is None:
         return [unknown_argument(known, given)]
-    if argument.serve_only and known.entrypoint != "serve":
-        return [f"{spell(given.name)} belongs to 'vllm serve', but the image of vLLM {known} starts "
-                f"vllm.entrypoints.openai.api_server, which does not know it; from v0.11.1 the image starts 'vllm serve'"]
     problem = value_problem(argument, given.value)
     return [f"{spell(given.name)} of vLLM {known}: {problem}"] if problem else []
+
+
+def entrypoint_problems(known: Release, given: Given, entrypoint: str) -> list[str]:
+    """What the old entrypoint does not do with an argument that ``vllm serve`` of the same release acts on."""
+    argument = known.argument(given.name)
+    asks_nothing = given.value in (None, False) or str(given.value) in ("1", "false")
+    ignored = given.name in (known.image_fact("ignored_by_api_server") or []) and not asks_nothing
+    if entrypoint == "serve" or argument is None or not (argument.serve_only or ignored):
+        return []
+    does = "accepts and ignores it" if ignored else "does not know it"
+    return [f"{spell(given.name)} belongs to 'vllm serve', but the image of vLLM {known} starts "
+            f"vllm.entrypoints.openai.api_server, which {does}; start the container with --entrypoint vllm and the "
+            f"command 'serve' (serve_args with entrypoint='serve'), or use v0.14.0 or newer"]
 
 
 def unknown_argument(known: Release, given: Given) -> str:
@@ -210,10 +227,22 @@ def _scalar_problem(argument: Argument, value: Any) -> str | None:
     if problem:
         return problem
     if argument.choices and not _is_choice(argument, value):
-        near = difflib.get_close_matches(str(value), [str(item) for item in argument.choices], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"'{value}' is none of its choices: {', '.join(str(item) for item in argument.choices)}{hint}"
+        return f"'{value}' is none of its choices: {_listed(argument.choices, value)}"
+    if argument.name in PLUGIN_EXTENDED and argument.known and not _is_none_word(argument, value):
+        if _spelled(argument, value) not in argument.known and value != argument.default:
+            return f"'{value}' is none that it ships: {_listed(argument.known, value)}. If a plugin adds it: force {argument.name}"
     return None
+
+
+def _spelled(argument: Argument, value: Any) -> str:
+    """Names of attention backends are written in either case."""
+    return str(value).upper() if argument.name == "attention_backend" else str(value)
+
+
+def _listed(allowed: Iterable[Any], value: Any) -> str:
+    names = [str(item) for item in allowed]
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return ", ".join(names) + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _is_choice(argument: Argument, value: Any) -> bool:
