@@ -1,3 +1,6 @@
+/* Copyright: gpufleet contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later */
 /* Shared by the parts of the simulated libnvidia-ml. */
 #ifndef GPUFLEET_NVML_INTERNAL_H
 #define GPUFLEET_NVML_INTERNAL_H

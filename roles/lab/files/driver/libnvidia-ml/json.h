@@ -1,3 +1,6 @@
+/* Copyright: gpufleet contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later */
 /* A small JSON reader for the profiles of the simulated NVIDIA driver. */
 #ifndef GPUFLEET_JSON_H
 #define GPUFLEET_JSON_H

@@ -1,3 +1,6 @@
+/* Copyright: gpufleet contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later */
 /* What of NVML's ABI the simulated library speaks. Names, values and layouts are those of NVIDIA's
  * published header as nvidia-ml-py declares them. */
 #ifndef GPUFLEET_NVML_H

@@ -1,3 +1,6 @@
+/* Copyright: gpufleet contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later */
 /* The profile of the simulated NVIDIA driver: what this host's driver and GPUs are. See ../README.md. */
 #ifndef GPUFLEET_PROFILE_H
 #define GPUFLEET_PROFILE_H

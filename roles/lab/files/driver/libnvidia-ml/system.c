@@ -1,3 +1,6 @@
+/* Copyright: gpufleet contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later */
 /* Simulated libnvidia-ml of the gpufleet.vllm lab, not NVIDIA's: start, versions, handles, identity. */
 #include <pthread.h>
 #include <stdio.h>
