@@ -36,8 +36,8 @@ Both functions return one dict of plain JSON values. All sizes are bytes, all le
     * ``linear``, ``mamba``: a state of fixed size: ``state`` names its type and carries its dimensions.
     * ``none``: the layer keeps nothing.
 
-    ``mlp`` ``kind`` is ``dense`` (``intermediate_size``), ``moe`` (``intermediate_size`` of one expert, ``num_experts``,
-    ``num_experts_per_tok``, ``shared_intermediate_size``) or ``none``.
+    ``mlp`` ``kind`` is ``dense`` (``intermediate_size``), ``moe`` (``intermediate_size`` of one expert,
+    ``num_experts``, ``num_experts_per_tok``, ``shared_intermediate_size``) or ``none``.
 
     ``tensors`` is a list of ``{"name", "group", "out", "in", "copies", "split"}`` and where they apply ``bias`` (True),
     ``heads`` (of a ``kv_heads`` split), ``scheme`` (a key of ``quantization["schemes"]``), ``dtype`` (where it is not
@@ -85,13 +85,15 @@ def describe_config(config, quantization_config=None):
     Raises: ValueError where the dict cannot be a model's configuration.
     """
     if not isinstance(config, dict):
-        raise ValueError("A model configuration is a JSON object, got {0}.".format(type(config).__name__))
+        raise ValueError(f"A model configuration is a JSON object, got {type(config).__name__}.")
     text = text_config(config)
     model = _identity(config, text)
     quantization, rules = _shape_quantization.describe_quantization(text, quantization_config)
     vision, audio, towers, warnings = _shape_towers.describe_towers(config, text)
     model["layers"] = _layers(text, rules)
-    model["outside"] = [_with_scheme(tensor, tensor["name"], rules) for tensor in _shape_tensors.outside_tensors(text) + towers]
+    model["outside"] = [
+        _with_scheme(tensor, tensor["name"], rules) for tensor in _shape_tensors.outside_tensors(text) + towers
+    ]
     model["rotary"] = _shape_rotary.rotary_tables(text, model["layers"])
     model.update(quantization=quantization, vision=vision, audio=audio, mtp_layers=read_int(text, "mtp_layers"))
     model["weights"] = count_weights(model)
@@ -104,7 +106,7 @@ def _warnings(model, text):
     if model["known"]:
         return []
     return [
-        "The family {0!r} ({1}) is not described here: its layers are taken as Llama's, with full attention in every "
+        "The family {!r} ({}) is not described here: its layers are taken as Llama's, with full attention in every "
         "layer. Compare the plan with the first boot.".format(text.get("model_type"), model["architecture"])
     ]
 
@@ -154,7 +156,7 @@ def _layers(text, rules):
     for index in range(read_int(text, "num_hidden_layers")):
         attention = _shape_attention.attention_of_layer(text, index)
         mlp = _shape_mlp.mlp_of_layer(text, index)
-        prefix = "layers.{0}.".format(index)
+        prefix = f"layers.{index}."
         tensors = [
             _with_scheme(tensor, prefix + tensor["name"], rules)
             for tensor in _shape_tensors.layer_tensors(text, attention, mlp)
@@ -168,7 +170,7 @@ def _layers(text, rules):
 
 
 def _with_scheme(tensor, name, rules):
-    """The tensor with its quantisation scheme; experts are looked up as the module that holds both of their matrices."""
+    """The tensor with its quantisation scheme; experts are looked up as the module that holds their matrices."""
     if tensor.get("plain"):
         return tensor
     kind = "experts" if tensor["group"] == "experts" else ("head" if tensor.get("head") else "linear")
@@ -184,7 +186,7 @@ def describe_checkpoint(path):
     Returns: the normal form (see the module).
     Raises: ValueError where there is no config.json, or it is not JSON.
     """
-    source = "{0}/config.json".format(str(path).rstrip("/"))
+    source = "{}/config.json".format(str(path).rstrip("/"))
     try:
         with open(source, encoding="utf-8") as handle:
             return describe_config(json.load(handle))

@@ -14,15 +14,42 @@ from ._shape_families import traits_of
 from ._shape_state import state_attention
 
 LAYER_TYPES = {
-    "full_attention": "full", "global": "full", "attention": "full", "full": "full", "global_attention": "full", "*": "full",
-    "a": "full", "A": "full", "full_attention_with_rope": "full", "sparse_attention": "full", "mla": "full",
-    "sliding_attention": "sliding", "sliding": "sliding", "local": "sliding", "sliding_window": "sliding",
-    "local_attention": "sliding", "swa": "sliding", "sliding_window_attention": "sliding",
+    "full_attention": "full",
+    "global": "full",
+    "attention": "full",
+    "full": "full",
+    "global_attention": "full",
+    "*": "full",
+    "a": "full",
+    "A": "full",
+    "full_attention_with_rope": "full",
+    "sparse_attention": "full",
+    "mla": "full",
+    "sliding_attention": "sliding",
+    "sliding": "sliding",
+    "local": "sliding",
+    "sliding_window": "sliding",
+    "local_attention": "sliding",
+    "swa": "sliding",
+    "sliding_window_attention": "sliding",
     "chunked_attention": "chunked",
-    "mamba": "mamba", "mamba2": "mamba", "M": "mamba", "m": "mamba",
-    "linear_attention": "linear", "linear": "linear", "gated_delta_net": "linear", "gdn": "linear", "kda": "linear",
-    "lightning_attention": "linear", "conv": "conv", "short_conv": "conv",
-    "-": "none", "E": "none", "moe": "none", "mlp": "none", "none": "none",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "M": "mamba",
+    "m": "mamba",
+    "linear_attention": "linear",
+    "linear": "linear",
+    "gated_delta_net": "linear",
+    "gdn": "linear",
+    "kda": "linear",
+    "lightning_attention": "linear",
+    "conv": "conv",
+    "short_conv": "conv",
+    "-": "none",
+    "E": "none",
+    "moe": "none",
+    "mlp": "none",
+    "none": "none",
 }
 """Layer types as config.json names them, one letter each in Nemotron-H's pattern."""
 
@@ -63,7 +90,13 @@ def layer_type(config, layer):
 
 
 def _stated_type(config, layer):
-    for key in ("layer_types", "layers_block_type", "hybrid_override_pattern", "layer_block_types", "attention_layer_types"):
+    for key in (
+        "layer_types",
+        "layers_block_type",
+        "hybrid_override_pattern",
+        "layer_block_types",
+        "attention_layer_types",
+    ):
         types = config.get(key)
         if isinstance(types, (list, tuple, str)) and layer < len(types):
             return types[layer]
@@ -139,10 +172,18 @@ def _compressed_attention(config, layer):
     indexer = _indexer(config, layer) if ratio == 4 else None
     head_dim, rope = read_int(config, "head_dim"), read_int(config, "qk_rope_head_dim")
     return {
-        "kind": "mla", "num_heads": read_int(config, "num_attention_heads"), "kv_lora_rank": head_dim - rope,
-        "q_lora_rank": read_int(config, "q_lora_rank") or None, "qk_nope_head_dim": head_dim - rope,
-        "qk_rope_head_dim": rope, "v_head_dim": head_dim, "window": read_int(config, "sliding_window") or None,
-        "indexer": indexer, "no_rope": False, "compress_ratio": ratio, "o_groups": read_int(config, "o_groups"),
+        "kind": "mla",
+        "num_heads": read_int(config, "num_attention_heads"),
+        "kv_lora_rank": head_dim - rope,
+        "q_lora_rank": read_int(config, "q_lora_rank") or None,
+        "qk_nope_head_dim": head_dim - rope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": head_dim,
+        "window": read_int(config, "sliding_window") or None,
+        "indexer": indexer,
+        "no_rope": False,
+        "compress_ratio": ratio,
+        "o_groups": read_int(config, "o_groups"),
         "o_lora_rank": read_int(config, "o_lora_rank"),
     }
 
@@ -155,7 +196,11 @@ def _grouped_query_attention(config, layer, kind):
         return {"kind": "none"}
     attention = {
         "kind": "chunked" if kind == "chunked" else ("sliding" if windowed else "full"),
-        "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, "head_dim_v": head_dim_v, "window": window,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
+        "window": window,
     }
     if _shares_kv(config, layer):
         attention["shares_kv"] = True
@@ -172,7 +217,12 @@ def _heads(config, layer, windowed):
     if windowed and config.get("swa_num_key_value_heads"):
         head_dim = read_int(config, "swa_head_dim") or read_int(config, "head_dim")
         heads = read_int(config, "swa_num_attention_heads") or heads
-        return heads, read_int(config, "swa_num_key_value_heads"), head_dim, read_int(config, "swa_v_head_dim") or head_dim
+        return (
+            heads,
+            read_int(config, "swa_num_key_value_heads"),
+            head_dim,
+            read_int(config, "swa_v_head_dim") or head_dim,
+        )
     kv_heads = int(per_layer(config, "num_key_value_heads", layer) or (1 if config.get("multi_query") else heads))
     head_dim = read_int(config, "head_dim") or read_int(config, "hidden_size") // heads
     if not windowed and config.get("global_head_dim"):
@@ -200,7 +250,8 @@ def _sparse_index(config, layer):
     if not sparse.get("use_sparse_attention") or not per_layer(sparse, "sparse_attention_freq", layer):
         return None
     return {
-        "head_dim": int(sparse.get("sparse_index_dim") or 0), "num_heads": int(sparse.get("sparse_num_index_heads") or 0),
+        "head_dim": int(sparse.get("sparse_index_dim") or 0),
+        "num_heads": int(sparse.get("sparse_num_index_heads") or 0),
         "topk": int(sparse.get("sparse_topk_blocks") or 0) * int(sparse.get("sparse_block_size") or 0),
     }
 
@@ -216,7 +267,9 @@ def _window(config, layer, kind):
 
 def _window_by_pattern(config, layer, window):
     traits = traits_of(config)
-    pattern = read(config, "sliding_window_pattern") or config.get("_sliding_window_pattern") or traits.get("window_pattern")
+    pattern = (
+        read(config, "sliding_window_pattern") or config.get("_sliding_window_pattern") or traits.get("window_pattern")
+    )
     if isinstance(pattern, str) and pattern:
         return window if pattern[layer % len(pattern)] == "L" else None
     if isinstance(pattern, int) and pattern > 0:

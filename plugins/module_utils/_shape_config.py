@@ -121,6 +121,9 @@ def text_config(config):
 
 def _inherit(outer, inner):
     merged = dict(inner)
+    if "thinker_config" in outer and outer["thinker_config"].get("tie_word_embeddings") is False:
+        # The innermost part of Qwen-Omni's config.json carries the default of its class.
+        merged["tie_word_embeddings"] = False
     for key in (
         "torch_dtype",
         "dtype",

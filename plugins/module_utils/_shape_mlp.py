@@ -45,7 +45,9 @@ def _dense(config, layer):
 def _is_double_wide(config, layer):
     """Gemma 4 widens the feed-forward part of layers that reuse another layer's cache."""
     shared = read_int(config, "num_kv_shared_layers")
-    return bool(config.get("use_double_wide_mlp") and shared) and layer >= read_int(config, "num_hidden_layers") - shared
+    return (
+        bool(config.get("use_double_wide_mlp") and shared) and layer >= read_int(config, "num_hidden_layers") - shared
+    )
 
 
 def _block_intermediate_size(config, ffn):
@@ -75,8 +77,12 @@ def _moe(config, layer):
 
 def shared_intermediate_size(config, intermediate):
     """Width of the experts that every token passes; 0 where there are none."""
-    for name in ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
-                 "shared_intermediate_size"):
+    for name in (
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+        "shared_intermediate_size",
+    ):
         if config.get(name):
             number = read_int(config, "num_shared_experts") if name == "moe_shared_expert_intermediate_size" else 1
             return int(config[name]) * max(1, number)
@@ -121,5 +127,3 @@ def _by_step(config, layer, frequency):
     if frequency:
         return layer % int(frequency) == 0
     return (layer + 1) % int(read(config, "decoder_sparse_step", 1) or 1) == 0
-
-

@@ -5,11 +5,11 @@
 
 A scheme says how many bytes a matrix takes::
 
-    {"name": "fp8_block", "weight_bits": 8, "granularity": "tensor|channel|block|group", "block": [rows, columns] or None,
-     "group_size": int or None, "scale_bytes": int, "zero_points": bool, "act_order": bool, "input_scale": bool}
+    {"name": "fp8_block", "weight_bits": 8, "granularity": "tensor|channel|block|group",
+     "block": [rows, columns] or None, "group_size": int or None, "scale_bytes": int, "zero_points": bool, "act_order": bool, "input_scale": bool}
 
-``granularity`` says what one scale covers: the matrix, one output row, a block, or a group of inputs of one row. Sources:
-the ``create_weights`` methods in ``vllm/model_executor/layers/quantization``.
+``granularity`` says what one scale covers: the matrix, one output row, a block, or a group of inputs of one row.
+Sources: the ``create_weights`` methods in ``vllm/model_executor/layers/quantization``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from __future__ import annotations
 import fnmatch
 import re
 
-PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.", "text_model.", "backbone.",
-            "transformer.", "model.text_model.", "llm.")
+PREFIXES = (
+    "",
+    "model.",
+    "language_model.",
+    "model.language_model.",
+    "language_model.model.",
+    "text_model.",
+    "backbone.",
+    "transformer.",
+    "model.text_model.",
+    "llm.",
+)
 """What checkpoints put in front of ``layers.N``: rules name modules with one of these."""
 
 EXPERT_CHILDREN = ("0.gate_proj", "0.up_proj", "0.down_proj", "0.w1", "0.w2", "0.w3", "gate_up_proj", "gate_proj")
@@ -28,8 +38,15 @@ EXPERT_CHILDREN = ("0.gate_proj", "0.up_proj", "0.down_proj", "0.w1", "0.w2", "0
 def scheme(name, weight_bits, granularity, **extra):
     """A scheme with the defaults of what is not said."""
     result = {
-        "name": name, "weight_bits": weight_bits, "granularity": granularity, "block": None, "group_size": None,
-        "scale_bytes": 4, "zero_points": False, "act_order": False, "input_scale": False,
+        "name": name,
+        "weight_bits": weight_bits,
+        "granularity": granularity,
+        "block": None,
+        "group_size": None,
+        "scale_bytes": 4,
+        "zero_points": False,
+        "act_order": False,
+        "input_scale": False,
     }
     result.update(extra)
     return result
@@ -169,8 +186,16 @@ def canonical(name):
     return re.sub(r"^(model\.)?(language_model\.)?(model\.)?", "", name) or name
 
 
+TOWER_NAMES = ("vision_tower", "vision_model", "visual", "vision_encoder", "embed_vision", "vpm")
+"""What families call their vision tower."""
+PROJECTOR_NAMES = ("multi_modal_projector", "mm_projector", "embed_vision", "mlp1", "visual.merger", "vision_embed")
+
+
 def candidates(name):
     """The names under which rules may mean a module."""
+    for own, names in (("vision_tower", TOWER_NAMES), ("multi_modal_projector", PROJECTOR_NAMES)):
+        if name.startswith(own + "."):
+            return [other + name[len(own) :] for other in names]
     if name.endswith(".experts"):
         return [name] + [name + "." + child for child in EXPERT_CHILDREN]
     return [name]
@@ -183,6 +208,9 @@ def _rules(stated):
     if method == "compressed-tensors":
         return _compressed_tensors_rules(stated)
     ignored = list(_ignored_modules(stated))
+    if method == "fbgemm_fp8" and any("self_attn" in item for item in ignored):
+        # Meta's recipe converts feed-forward parts only; a list that names attention at all means all of it.
+        ignored.append("self_attn")
     if method in EXPERTS_ONLY:
         return _uniform(MXFP4, ignored, ("experts",))
     chosen = _simple_scheme(method, stated)
@@ -195,9 +223,15 @@ EXPERTS_ONLY = ("mxfp4", "gpt_oss_mxfp4")
 
 
 def _ignored_modules(stated):
-    for key in ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules", "exclude_modules", "exclude"):
-        for item in stated.get(key) or ():
-            yield item
+    for key in (
+        "modules_to_not_convert",
+        "ignored_layers",
+        "ignore",
+        "llm_int8_skip_modules",
+        "exclude_modules",
+        "exclude",
+    ):
+        yield from stated.get(key) or ()
 
 
 def _uniform(chosen, ignored, kinds):
@@ -214,7 +248,9 @@ def _simple_scheme(method, stated):
     if method in ("awq", "awq_marlin", "auto_awq"):
         return _integer_scheme(bits, group or 128, zero_points=bool(stated.get("zero_point", True)))
     if method in ("gptq", "gptq_marlin", "auto-round", "auto_round", "inc", "auto_gptq"):
-        return _integer_scheme(bits, group, zero_points=not stated.get("sym", True), act_order=bool(stated.get("desc_act")))
+        return _integer_scheme(
+            bits, group, zero_points=not stated.get("sym", True), act_order=bool(stated.get("desc_act"))
+        )
     if method == "bitsandbytes":
         return _bitsandbytes_scheme(stated)
     return {"mxfp8": MXFP8, "nvfp4": NVFP4}.get(method) or _other_scheme(method, bits, group)
@@ -222,7 +258,7 @@ def _simple_scheme(method, stated):
 
 def _other_scheme(method, bits, group):
     if method in ("quark", "torchao", "hqq", "experts_int8", "unknown", "gguf"):
-        return scheme("{0}_8bit".format(method), 8, "channel")
+        return scheme(f"{method}_8bit", 8, "channel")
     return _integer_scheme(bits, group)
 
 
@@ -235,9 +271,14 @@ def _fp8_scheme(stated):
 
 def _integer_scheme(bits, group, zero_points=False, act_order=False):
     if not group or group < 0:
-        return scheme("int{0}_channel".format(bits), bits, "channel", scale_bytes=2, zero_points=zero_points)
+        return scheme(f"int{bits}_channel", bits, "channel", scale_bytes=2, zero_points=zero_points)
     return scheme(
-        "int{0}_g{1}".format(bits, group), bits, "group", group_size=group, scale_bytes=2, zero_points=zero_points,
+        f"int{bits}_g{group}",
+        bits,
+        "group",
+        group_size=group,
+        scale_bytes=2,
+        zero_points=zero_points,
         act_order=act_order,
     )
 
@@ -294,11 +335,15 @@ def _compressed_scheme(group):
     if floating and strategy == "group" and size == 32:
         return MXFP8
     if strategy == "block":
-        return scheme("fp8_block", bits, "block", block=[int(edge) for edge in weights.get("block_structure") or (128, 128)])
+        return scheme(
+            "fp8_block", bits, "block", block=[int(edge) for edge in weights.get("block_structure") or (128, 128)]
+        )
     if strategy in ("group", "tensor_group"):
         ordered = weights.get("actorder") in ("group", True)
-        return _integer_scheme(bits, int(size or 128), zero_points=not weights.get("symmetric", True), act_order=ordered)
-    kind = "fp8" if floating else "int{0}".format(bits)
+        return _integer_scheme(
+            bits, int(size or 128), zero_points=not weights.get("symmetric", True), act_order=ordered
+        )
+    kind = "fp8" if floating else f"int{bits}"
     static = (group.get("input_activations") or {}).get("dynamic") is False
     if strategy == "channel":
         wide = 4 if group.get("input_activations") else 2

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The rotary tables that vLLM keeps on the GPU. Private to the collection gpufleet.vllm.
 
-``get_rope`` in ``vllm/model_executor/layers/rotary_embedding`` makes one table of cosines and sines for each distinct set
-of parameters and shares it between the layers: positions x rotary dimensions.
+``get_rope`` in ``vllm/model_executor/layers/rotary_embedding`` makes one table of cosines and sines for each distinct
+set of parameters and shares it between the layers: positions x rotary dimensions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _distinct_heads(layers):
 
 
 def rope_parameters(config):
-    """The rotary parameters of all layers: ``rope_parameters`` of new checkpoints, ``rope_scaling`` and others of old."""
+    """The rotary parameters: ``rope_parameters`` of new checkpoints, ``rope_scaling`` and others of old ones."""
     parameters = dict(config.get("rope_scaling") or {})
     parameters.update(config.get("rope_parameters") or {})
     parameters.setdefault("rope_theta", config.get("rope_theta"))
@@ -75,7 +75,7 @@ def _table(config, parameters, dimensions):
         "positions": _positions(config, parameters, kind),
         "dim": rotary,
         "dtype": traits_of(config).get("rotary_dtype"),
-        "multimodal": "mrope_section" in parameters,
+        "multimodal": "mrope_section" in parameters or bool(traits_of(config).get("multimodal_rotary")),
     }
     return table if table["positions"] and rotary else None
 

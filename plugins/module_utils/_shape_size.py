@@ -34,7 +34,7 @@ def _scales(rows, columns, scheme):
 
 
 def tensor_bytes(tensor, rows, columns, copies, schemes, value_bytes):
-    """Bytes of a tensor with the given local shape (see the normal form): weights, scales and bias of all its copies."""
+    """Bytes of a tensor with the given local shape: weights, scales and bias of all its copies."""
     if tensor.get("dtype"):
         value_bytes = DTYPE_BYTES[tensor["dtype"]]
     size = matrix_bytes(rows, columns, schemes.get(tensor.get("scheme")), value_bytes)

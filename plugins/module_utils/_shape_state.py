@@ -26,8 +26,12 @@ def state_attention(config, kind):
     """The ``attention`` of a layer that keeps a state; kind: as `_shape_attention.layer_type` gives it."""
     mixer = mixer_of(config, kind)
     builder = {
-        "gated_delta_net": _gated_delta_net, "kda": _kda, "lightning": _lightning, "short_conv": _short_conv,
-        "mamba1": _mamba1, "mamba2": _mamba2,
+        "gated_delta_net": _gated_delta_net,
+        "kda": _kda,
+        "lightning": _lightning,
+        "short_conv": _short_conv,
+        "mamba1": _mamba1,
+        "mamba2": _mamba2,
     }[mixer]
     family = "mamba" if mixer.startswith("mamba") else "linear"
     return dict(builder(config), kind=family, state=mixer, window=None, dtype=state_dtype(config, mixer))
@@ -82,7 +86,10 @@ def _kda(config):
 
 def _lightning(config):
     heads = read_int(config, "num_attention_heads")
-    return {"num_heads": heads, "head_dim": read_int(config, "head_dim") or read_int(config, "hidden_size") // max(heads, 1)}
+    return {
+        "num_heads": heads,
+        "head_dim": read_int(config, "head_dim") or read_int(config, "hidden_size") // max(heads, 1),
+    }
 
 
 def _short_conv(config):
@@ -112,7 +119,9 @@ def _mamba2(config):
     hidden = read_int(config, "hidden_size")
     heads = _first(config, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
     inner = _first(config, "mamba_d_ssm") or (_first(config, "mamba_expand", "expand") or 2) * hidden
-    stated = config.get("mamba_d_head", config.get("mamba_head_dim", config.get("mamba_headdim", config.get("head_dim"))))
+    stated = config.get(
+        "mamba_d_head", config.get("mamba_head_dim", config.get("mamba_headdim", config.get("head_dim")))
+    )
     head_dim = int(stated) if isinstance(stated, int) else inner // max(heads, 1)
     return {
         "num_heads": heads,
@@ -126,8 +135,12 @@ def _mamba2(config):
 def state_tensors(config, attention, hidden, make):
     """Weights of a layer that keeps a state. ``make``: the module `_shape_tensors` (its ``linear`` and ``vector``)."""
     builder = {
-        "gated_delta_net": _gated_delta_net_tensors, "kda": _kda_tensors, "lightning": _lightning_tensors,
-        "short_conv": _short_conv_tensors, "mamba1": _mamba1_tensors, "mamba2": _mamba2_tensors,
+        "gated_delta_net": _gated_delta_net_tensors,
+        "kda": _kda_tensors,
+        "lightning": _lightning_tensors,
+        "short_conv": _short_conv_tensors,
+        "mamba1": _mamba1_tensors,
+        "mamba2": _mamba2_tensors,
     }[attention["state"]]
     return builder(config, attention, hidden, make)
 
@@ -152,8 +165,12 @@ def _kda_tensors(config, attention, hidden, make):
     size, dim, heads = attention["num_heads"] * attention["head_dim"], attention["head_dim"], attention["num_heads"]
     name = "self_attn."
     tensors = [make.linear(name + part + "_proj", "state", size, hidden, "column") for part in ("q", "k", "v")]
-    tensors += [make.linear(name + part + "_conv1d", "state", size, attention["conv_kernel"], "column", plain=True,
-                            dtype="float32") for part in ("q", "k", "v")]
+    tensors += [
+        make.linear(
+            name + part + "_conv1d", "state", size, attention["conv_kernel"], "column", plain=True, dtype="float32"
+        )
+        for part in ("q", "k", "v")
+    ]
     tensors += [
         make.linear(name + "f_a_proj", "state", dim, hidden, "replicated"),
         make.linear(name + "f_b_proj", "state", size, dim, "column"),

@@ -65,15 +65,33 @@ def _grouped_query_tensors(config, attention, hidden):
     traits, prefix = traits_of(config), "mixer." if traits_of(config).get("moe_prefix") == "mixer" else "self_attn."
     heads, kv_heads = attention["num_heads"], attention["num_kv_heads"]
     head_dim, head_dim_v = attention["head_dim"], attention["head_dim_v"]
-    bias = _stated(traits, config, "qkv_bias", "attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias", "bias", "use_bias")
+    bias = _stated(
+        traits, config, "qkv_bias", "attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias", "bias", "use_bias"
+    )
     output_bias = _stated(traits, config, "output_bias", "attention_bias", "attention_out_bias", "bias", "use_bias")
     queries = heads * head_dim * (2 if traits.get("output_gate") and config.get("attn_output_gate", True) else 1)
     tensors = [
         linear(prefix + "q_proj", "attention", queries, hidden, "column", bias=bias, fused="qkv_proj"),
-        linear(prefix + "k_proj", "attention", kv_heads * head_dim, hidden, "kv_heads", heads=kv_heads, bias=bias,
-               fused="qkv_proj"),
-        linear(prefix + "v_proj", "attention", kv_heads * head_dim_v, hidden, "kv_heads", heads=kv_heads, bias=bias,
-               fused="qkv_proj"),
+        linear(
+            prefix + "k_proj",
+            "attention",
+            kv_heads * head_dim,
+            hidden,
+            "kv_heads",
+            heads=kv_heads,
+            bias=bias,
+            fused="qkv_proj",
+        ),
+        linear(
+            prefix + "v_proj",
+            "attention",
+            kv_heads * head_dim_v,
+            hidden,
+            "kv_heads",
+            heads=kv_heads,
+            bias=bias,
+            fused="qkv_proj",
+        ),
         linear(prefix + "o_proj", "attention", hidden, heads * head_dim_v, "row", bias=output_bias),
     ]
     return tensors + _attention_extras(config, attention, traits) + _sparse_index_tensors(attention, hidden)
@@ -162,7 +180,9 @@ def _compressed_tensors(attention, hidden):
     if attention["indexer"]:
         indexer = attention["indexer"]
         tensors += [
-            linear(name + "indexer.wq_b", "attention", indexer["num_heads"] * indexer["head_dim"], query_rank, "replicated"),
+            linear(
+                name + "indexer.wq_b", "attention", indexer["num_heads"] * indexer["head_dim"], query_rank, "replicated"
+            ),
             linear(name + "indexer.weights_proj", "attention", indexer["num_heads"], hidden, "replicated", plain=True),
         ] + _compressor("attn.indexer.compressor", 2 * indexer["head_dim"], ratio, hidden)
     return tensors
@@ -196,20 +216,33 @@ def feed_forward(config, prefix, group, hidden, intermediate):
     bias = _stated(traits, config, "mlp_bias", "mlp_bias")
     tensors = [linear(prefix + ".up_proj", group, intermediate, hidden, "column", bias=bias, fused="gate_up_proj")]
     if traits.get("gated", True):
-        tensors.append(linear(prefix + ".gate_proj", group, intermediate, hidden, "column", bias=bias, fused="gate_up_proj"))
+        tensors.append(
+            linear(prefix + ".gate_proj", group, intermediate, hidden, "column", bias=bias, fused="gate_up_proj")
+        )
     return tensors + [linear(prefix + ".down_proj", group, hidden, intermediate, "row", bias=bias)]
 
 
 def _moe_tensors(config, mlp, hidden):
     traits = traits_of(config)
-    prefix = traits.get("moe_prefix", "mlp") + "."
+    prefix = traits.get("moe_prefix", "mlp")
+    prefix += "." if prefix else ""
     experts, intermediate, width = mlp["num_experts"], mlp["intermediate_size"], mlp.get("hidden_size") or hidden
     gates = 2 if traits.get("gated", True) else 1
     bias = bool(traits.get("expert_bias"))
     tensors = [
-        linear(prefix + "gate", "router", experts, hidden, "replicated", plain=True, dtype=traits.get("router_dtype"),
-               bias=bool(traits.get("router_linear_bias"))),
-        linear(prefix + "experts.w13", "experts", gates * intermediate, width, "expert_column", copies=experts, bias=bias),
+        linear(
+            prefix + "gate",
+            "router",
+            experts,
+            hidden,
+            "replicated",
+            plain=True,
+            dtype=traits.get("router_dtype"),
+            bias=bool(traits.get("router_linear_bias")),
+        ),
+        linear(
+            prefix + "experts.w13", "experts", gates * intermediate, width, "expert_column", copies=experts, bias=bias
+        ),
         linear(prefix + "experts.w2", "experts", width, intermediate, "expert_row", copies=experts, bias=bias),
     ]
     if traits.get("router_bias"):
@@ -234,7 +267,9 @@ def outside_tensors(config):
     tensors = [embedding, vector("norm", "norm", hidden, stage="last")]
     if traits_of(config).get("positions"):
         positions = read_int(config, "max_position_embeddings")
-        tensors.append(linear("embed_positions", "embedding", positions, hidden, "replicated", plain=True, stage="first"))
+        tensors.append(
+            linear("embed_positions", "embedding", positions, hidden, "replicated", plain=True, stage="first")
+        )
     if config.get("hidden_size_per_layer_input"):
         tensors += _per_layer_embedding(config, hidden)
     if is_tied(config):

@@ -17,19 +17,28 @@ TOWER_KEYS = ("vision_config", "vision_tower_config", "visual_config", "vit_conf
 AUDIO_KEYS = ("audio_config", "speech_config", "audio_encoder_config")
 
 TOWERS = {
-    "siglip_vision_model": {}, "siglip2_vision_model": {}, "clip_vision_model": {"class_token": 1},
+    "siglip_vision_model": {},
+    "siglip2_vision_model": {},
+    "clip_vision_model": {"class_token": 1},
     "pixtral": {"gated": True, "bias": False, "norm_bias": False, "positions": False},
-    "qwen2_vl": {"positions": False}, "qwen2_5_vl": {"gated": True, "positions": False, "norm_bias": False},
+    "qwen2_vl": {"positions": False},
+    "qwen2_5_vl": {"gated": True, "positions": False, "norm_bias": False},
     "qwen2_5_omni_vision_encoder": {"gated": True, "positions": False, "norm_bias": False},
-    "qwen3_vl": {}, "qwen3_vl_moe": {}, "qwen3_5": {}, "qwen3_5_moe": {}, "qwen3_omni_moe_vision_encoder": {},
+    "qwen3_vl": {},
+    "qwen3_vl_moe": {},
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
+    "qwen3_omni_moe_vision_encoder": {},
     "llama4_vision_model": {"class_token": 1, "norms": 2},
     "gemma4_vision": {"gated": True, "bias": False, "norm_bias": False, "norms": 4, "split": False, "positions": False},
-    "moonvit": {"split": False, "positions": False}, "kimi_k25_vision": {"split": False, "positions": False},
-    "intern_vit_6b": {"class_token": 1}, "internvl_vision": {"class_token": 1},
+    "moonvit": {"split_from": "0.14", "positions": False},
+    "kimi_k25_vision": {"split_from": "0.14", "positions": False},
+    "intern_vit_6b": {"class_token": 1},
+    "internvl_vision": {"class_token": 1},
 }
 """Per vision model_type: ``gated`` (three feed-forward matrices), ``bias`` on all matrices, ``norms`` per layer and
-whether they have a bias, learned ``positions``, a ``class_token``, and ``split`` False where tensor parallelism leaves
-the tower whole on every GPU."""
+whether they have a bias, learned ``positions``, a ``class_token``, ``split`` False where tensor parallelism leaves the
+tower whole on every GPU, and ``split_from``, the first release that divides it."""
 
 
 def describe_towers(config, text):
@@ -67,12 +76,12 @@ def _summary(tower):
 
 
 def _repaired(vision, warnings):
-    """config.json of Qwen2.5-Omni may carry the default of its configuration class (3584) instead of the tower's width."""
+    """Qwen2.5-Omni's config.json may carry the default of its configuration class instead of the tower's width."""
     heads = read_int(vision, "num_attention_heads")
     if vision.get("model_type") == "qwen2_5_omni_vision_encoder" and heads and _hidden(vision) // heads > 128:
         warnings.append(
-            "vision_config.hidden_size {0} is the default of the configuration class, not the tower's width; "
-            "taken as {1} heads of 80.".format(_hidden(vision), heads)
+            f"vision_config.hidden_size {_hidden(vision)} is the default of the configuration class, not the tower's width; "
+            f"taken as {heads} heads of 80."
         )
         return dict(vision, hidden_size=80 * heads)
     return vision
@@ -83,8 +92,13 @@ def _hidden(tower):
 
 
 def _layers(tower):
-    return int(tower.get("vt_num_hidden_layers") or tower.get("depth") or tower.get("encoder_layers")
-               or read_int(tower, "num_hidden_layers") or 0)
+    return int(
+        tower.get("vt_num_hidden_layers")
+        or tower.get("depth")
+        or tower.get("encoder_layers")
+        or read_int(tower, "num_hidden_layers")
+        or 0
+    )
 
 
 def _intermediate(tower, hidden):
@@ -100,7 +114,9 @@ def _vision_tensors(config, vision, text_hidden):
     traits = _traits(vision)
     hidden, layers = _hidden(vision), _used_layers(config, vision)
     split = traits.get("split", True)
-    tensors = encoder_layers("vision", "visual.blocks", hidden, _intermediate(vision, hidden), layers, traits, vision)
+    tensors = encoder_layers(
+        "vision", "vision_tower.blocks", hidden, _intermediate(vision, hidden), layers, traits, vision
+    )
     tensors += _patch_tensors(vision, traits, hidden)
     return tensors + _projector(config, vision, hidden, text_hidden, split)
 
@@ -125,31 +141,45 @@ def encoder_layers(group, name, hidden, intermediate, layers, traits, tower):
     """The tensors of an encoder's layers, each with all layers as copies."""
     bias = traits.get("bias", True)
     across, along = ("column", "row") if traits.get("split", True) else ("replicated", "replicated")
+    since = traits.get("split_from")
     inner = int(tower.get("qkv_hidden_size") or hidden)
     gates = 2 if traits.get("gated") else 1
     norms = traits.get("norms", 2) * (2 if traits.get("norm_bias", True) else 1)
     return [
-        _tower_linear(name + ".attn.qkv", group, 3 * inner, hidden, across, layers, bias),
-        _tower_linear(name + ".attn.proj", group, hidden, inner, along, layers, bias),
-        _tower_linear(name + ".mlp.fc1", group, gates * intermediate, hidden, across, layers, bias),
-        _tower_linear(name + ".mlp.fc2", group, hidden, intermediate, along, layers, bias),
+        _tower_linear(name + ".attn.qkv", group, 3 * inner, hidden, across, layers, bias, since),
+        _tower_linear(name + ".attn.proj", group, hidden, inner, along, layers, bias, since),
+        _tower_linear(name + ".mlp.fc1", group, gates * intermediate, hidden, across, layers, bias, since),
+        _tower_linear(name + ".mlp.fc2", group, hidden, intermediate, along, layers, bias, since),
         vector(name + ".norm", group, hidden, copies=norms * layers, stage="all"),
     ]
 
 
-def _tower_linear(name, group, rows, columns, split, layers, bias):
-    return linear(name, group, rows, columns, split, copies=layers, bias=bias, stage="all", apart=True)
+def _tower_linear(name, group, rows, columns, split, layers, bias, since):
+    return linear(
+        name, group, rows, columns, split, copies=layers, bias=bias, stage="all", apart=True, split_from=since
+    )
 
 
 def _patch_tensors(vision, traits, hidden):
     patch = read_int(vision, "patch_size") or int(vision.get("spatial_patch_size") or 14)
     frames = int(vision.get("temporal_patch_size") or 1)
     channels = int(vision.get("in_channels") or vision.get("num_channels") or 3)
-    tensors = [linear("visual.patch_embed", "vision", hidden, channels * frames * patch * patch, "replicated", plain=True,
-                      stage="all")]
+    tensors = [
+        linear(
+            "vision_tower.patch_embed",
+            "vision",
+            hidden,
+            channels * frames * patch * patch,
+            "replicated",
+            plain=True,
+            stage="all",
+        )
+    ]
     positions = _positions(vision, traits, patch)
     if positions:
-        tensors.append(linear("visual.pos_embed", "vision", positions, hidden, "replicated", plain=True, stage="all"))
+        tensors.append(
+            linear("vision_tower.pos_embed", "vision", positions, hidden, "replicated", plain=True, stage="all")
+        )
     return tensors
 
 
@@ -207,8 +237,12 @@ def _mistral_projector(config, vision, hidden, text_hidden, split):
 def _llama4_projector(config, vision, hidden, text_hidden, split):
     out = int(vision.get("projector_output_dim") or 4096)
     return [
-        _matrix("fc1", int(vision.get("projector_input_dim") or 4096), int(vision.get("intermediate_size") or 4 * hidden),
-                "column"),
+        _matrix(
+            "fc1",
+            int(vision.get("projector_input_dim") or 4096),
+            int(vision.get("intermediate_size") or 4 * hidden),
+            "column",
+        ),
         _matrix("fc2", out, out, "row"),
         _matrix("linear_1", text_hidden, int(vision.get("vision_output_dim") or out), "column"),
     ]
@@ -221,11 +255,23 @@ def _kimi_projector(config, vision, hidden, text_hidden, split):
 
 
 PROJECTORS = {
-    "gemma3": _single_projector, "gemma4": _single_projector, "paligemma": _single_projector,
-    "qwen2_vl": _patch_merger, "qwen2_5_vl": _patch_merger, "qwen2_5_omni_thinker": _patch_merger,
-    "qwen3_vl": _patch_merger, "qwen3_vl_moe": _patch_merger, "qwen3_5": _patch_merger, "qwen3_5_moe": _patch_merger,
-    "qwen3_omni_moe_thinker": _patch_merger, "glm4v": _patch_merger, "mistral3": _mistral_projector,
-    "llama4": _llama4_projector, "kimi_vl": _kimi_projector, "kimi_k25": _kimi_projector, "kimi_k3": _kimi_projector,
+    "gemma3": _single_projector,
+    "gemma4": _single_projector,
+    "paligemma": _single_projector,
+    "qwen2_vl": _patch_merger,
+    "qwen2_5_vl": _patch_merger,
+    "qwen2_5_omni_thinker": _patch_merger,
+    "qwen3_vl": _patch_merger,
+    "qwen3_vl_moe": _patch_merger,
+    "qwen3_5": _patch_merger,
+    "qwen3_5_moe": _patch_merger,
+    "qwen3_omni_moe_thinker": _patch_merger,
+    "glm4v": _patch_merger,
+    "mistral3": _mistral_projector,
+    "llama4": _llama4_projector,
+    "kimi_vl": _kimi_projector,
+    "kimi_k25": _kimi_projector,
+    "kimi_k3": _kimi_projector,
 }
 
 
@@ -236,10 +282,19 @@ def _audio_tensors(audio, text_hidden):
         return []
     bins, out = int(audio.get("num_mel_bins") or 80), int(audio.get("output_dim") or text_hidden)
     name, traits = "audio_tower", {"split": True}
-    return encoder_layers("audio", name + ".layers", hidden, _intermediate(audio, hidden), _layers(audio), traits, audio) + [
+    return encoder_layers(
+        "audio", name + ".layers", hidden, _intermediate(audio, hidden), _layers(audio), traits, audio
+    ) + [
         linear(name + ".conv1", "audio", hidden, 3 * bins, "replicated", plain=True, stage="all"),
         linear(name + ".conv2", "audio", hidden, 3 * hidden, "replicated", plain=True, stage="all"),
-        linear(name + ".positions", "audio", int(audio.get("max_source_positions") or 1500), hidden, "replicated", plain=True,
-               stage="all"),
+        linear(
+            name + ".positions",
+            "audio",
+            int(audio.get("max_source_positions") or 1500),
+            hidden,
+            "replicated",
+            plain=True,
+            stage="all",
+        ),
         linear(name + ".proj", "audio", out, hidden, "replicated", bias=True, stage="all"),
     ]

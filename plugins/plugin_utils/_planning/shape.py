@@ -15,7 +15,7 @@ DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2,
 
 
 def version_of(release: Any) -> tuple[int, ...]:
-    """The numbers of a release: ``v0.19.1``, ``0.20.0-cu129`` or an object with ``version`` give (0, 19, 1), (0, 20, 0).
+    """The numbers of a release: (0, 20, 0) for ``v0.20.0``, ``0.20.0-cu129`` or an object with such a ``version``.
 
     Raises: ValueError where no version can be read.
     """

@@ -1,11 +1,12 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bytes of weights on each GPU, the figure of vLLM's line ``Model loading took``. Private to the collection gpufleet.vllm.
+"""Bytes of weights on each GPU, the figure of vLLM's line ``Model loading took``.
 
-Counted as vLLM's modules allocate them (``vllm/model_executor/layers``): every tensor of the normal form is divided as
-its ``split`` says, stored in the format of its quantisation, fused with its neighbours where vLLM fuses them, and rounded
-as PyTorch's caching allocator does, because the line reports the allocator's figure.
+Private to the collection gpufleet.vllm. Counted as vLLM's modules allocate them (``vllm/model_executor/layers``): every
+tensor of the normal form is divided as its ``split`` says, stored in the format of its quantisation, fused with its
+neighbours where vLLM fuses them, and rounded as PyTorch's caching allocator does, because the line reports the
+allocator's figure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ...module_utils._shape_quantization import FP8_TENSOR, MXFP4, MXFP8, NVFP4, scheme
 from ...module_utils._shape_size import matrix_bytes
-from .shape import ceil_div, dtype_bytes, layer_sequence, round_up, stage_slices, version_of
+from .shape import ceil_div, dtype_bytes, round_up, stage_slices, version_of
 
 VOCABULARY_PADDING = 64
 """``DEFAULT_VOCAB_PADDING_SIZE`` of vllm/model_executor/layers/vocab_parallel_embedding.py."""
@@ -45,8 +46,8 @@ LOAD_TIME_SCHEMES: dict[str, dict[str, Any]] = {
 LOAD_TIME_EXPERTS_ONLY = {"experts_int8": scheme("int8_channel", 8, "channel")}
 
 KNOWN_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.004, 0.015, 0.08
-"""Half widths of the interval: unquantised and 8-bit weights of a described family; 4-bit weights, whose kernels pad them
-by card; families that are not described. Held against the measured lines by tests/bench/bench_weights.py."""
+"""Half widths of the interval: unquantised and 8-bit weights of a described family; 4-bit weights, whose kernels pad
+them by card; families that are not described. tests/bench/bench_weights.py holds them against measured lines."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,14 @@ class WeightBytes:
 class Loading:
     """Everything that decides what one GPU holds."""
 
+    version: tuple[int, ...]
     tensor_parallel_size: int
     expert_parallel_size: int
     value_bytes: int
     schemes: dict[str, dict[str, Any]]
     load_time: dict[str, Any] | None
     load_time_experts_only: bool
-    expert_padding: tuple[int, int]
+    expert_kernel: ExpertKernel
     corrections: dict[str, float]
 
 
@@ -96,13 +98,17 @@ def weights_per_gpu(
     Raises: ValueError for a dtype or a release that is unknown.
     """
     loading = _loading(
-        checkpoint, tensor_parallel_size, tensor_parallel_size * data_parallel_size if enable_expert_parallel else 1,
-        quantization, dtype, compute_capability,
+        checkpoint,
+        version_of(release),
+        tensor_parallel_size,
+        tensor_parallel_size * data_parallel_size if enable_expert_parallel else 1,
+        quantization,
+        dtype,
+        compute_capability,
     )
-    layers = layer_sequence(checkpoint)
-    sizes = [_layer_bytes(layer["tensors"], loading) for layer in layers]
-    stages = stage_slices(len(layers), pipeline_parallel_size)
-    rotary = _rotary_bytes(checkpoint, version_of(release), loading.value_bytes)
+    sizes = [size for run in checkpoint["layers"] for size in [_layer_bytes(run["tensors"], loading)] * run["count"]]
+    stages = stage_slices(len(sizes), pipeline_parallel_size)
+    rotary = _rotary_bytes(checkpoint, loading)
     uncertainty = _uncertainty(checkpoint, loading)
     result = []
     for stage, indices in enumerate(stages):
@@ -114,6 +120,7 @@ def weights_per_gpu(
 
 def _loading(
     checkpoint: dict[str, Any],
+    version: tuple[int, ...],
     tensor_parallel_size: int,
     expert_parallel_size: int,
     quantization: str | None,
@@ -123,30 +130,45 @@ def _loading(
     stated = checkpoint["quantization"] or {}
     pin = None if stated else quantization
     return Loading(
+        version=version,
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel_size=expert_parallel_size,
         value_bytes=dtype_bytes(dtype or checkpoint["dtype"]),
         schemes=stated.get("schemes") or {},
         load_time=LOAD_TIME_SCHEMES.get(pin or "") or LOAD_TIME_EXPERTS_ONLY.get(pin or ""),
         load_time_experts_only=(pin or "") in LOAD_TIME_EXPERTS_ONLY,
-        expert_padding=expert_padding(compute_capability) if stated.get("method") in MXFP4_METHODS else (1, 1),
+        expert_kernel=expert_kernel(compute_capability) if stated.get("method") in MXFP4_METHODS else ExpertKernel(),
         corrections=_corrections(checkpoint["weights"], pin),
     )
 
 
 MXFP4_METHODS = ("mxfp4", "gpt_oss_mxfp4")
 
-MXFP4_PADDING = {9: (64, 1), 10: (256, 256)}
-"""Multiples of (intermediate, hidden) by major compute capability: Triton kernels on Hopper, TensorRT-LLM's on Blackwell;
-elsewhere Marlin (``mxfp4_round_up_hidden_size_and_intermediate_size`` in ``fused_moe/oracle/mxfp4.py``)."""
-MXFP4_MARLIN_PADDING = (128, 256)
+
+@dataclass(frozen=True)
+class ExpertKernel:
+    """What a kernel for MXFP4 experts does to them: multiples it rounds sizes up to, and copies of scales it keeps."""
+
+    intermediate: int = 1
+    hidden: int = 1
+    keeps_scales: bool = False
 
 
-def expert_padding(compute_capability: str | None) -> tuple[int, int]:
-    """Multiples that MXFP4 kernels round experts' (intermediate, hidden) sizes up to."""
+MXFP4_KERNELS = {
+    9: ExpertKernel(intermediate=64, keeps_scales=True),
+    10: ExpertKernel(intermediate=256, hidden=256),
+}
+MXFP4_MARLIN = ExpertKernel(intermediate=128, hidden=256)
+"""By major compute capability: Triton's kernels on Hopper, which keep the checkpoint's scales beside the rearranged
+ones; TensorRT-LLM's on Blackwell; elsewhere Marlin (``mxfp4_round_up_hidden_size_and_intermediate_size`` and
+``convert_to_mxfp4_moe_kernel_format`` in ``fused_moe/oracle/mxfp4.py``)."""
+
+
+def expert_kernel(compute_capability: str | None) -> ExpertKernel:
+    """The kernel that runs MXFP4 experts on a card; the one that pads most where the card is not known."""
     if not compute_capability:
-        return MXFP4_MARLIN_PADDING
-    return MXFP4_PADDING.get(int(float(compute_capability)), MXFP4_MARLIN_PADDING)
+        return MXFP4_MARLIN
+    return MXFP4_KERNELS.get(int(float(compute_capability)), MXFP4_MARLIN)
 
 
 def _corrections(weights: dict[str, Any], pin: str | None) -> dict[str, float]:
@@ -194,8 +216,8 @@ def _layer_bytes(tensors: Iterable[dict[str, Any]], loading: Loading) -> int:
 def allocated(size: int) -> int:
     """What PyTorch's caching allocator accounts for a tensor of ``size`` bytes.
 
-    Small ones are rounded to 512 B. From 10 MiB on a segment of the next 2 MiB is taken, and what is left over is given back
-    only if it is more than 1 MiB (``c10/cuda/CUDACachingAllocator.cpp``: kRoundLarge, kSmallSize, should_split).
+    Small ones are rounded to 512 B. From 10 MiB on a segment of the next 2 MiB is taken, and what is left over is given
+    back only if it is more than 1 MiB (``c10/cuda/CUDACachingAllocator.cpp``: kRoundLarge, kSmallSize, should_split).
     """
     if size < 10 * MIB:
         return round_up(size, 512)
@@ -214,6 +236,8 @@ def _tensor_bytes(tensor: dict[str, Any], loading: Loading) -> int:
         # MLA multiplies with both halves of kv_b_proj in 16 bit (W_UK_T, W_UV): views of an unquantised matrix,
         # a copy beside a quantised one (process_weights_after_loading of MLAAttention).
         size += rows * columns * loading.value_bytes
+    if stored and tensor["group"] == "experts" and loading.expert_kernel.keeps_scales:
+        size += rows * columns // stored["group_size"] * stored["scale_bytes"]
     return copies * size
 
 
@@ -231,6 +255,8 @@ def _local_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, int, in
     """(rows, columns, copies) that one GPU holds."""
     rows, columns, copies, size = tensor["out"], tensor["in"], tensor["copies"], loading.tensor_parallel_size
     how = tensor["split"]
+    if tensor.get("split_from") and loading.version < version_of(tensor["split_from"]):
+        return rows, columns, copies
     if how.startswith("expert_"):
         return _local_expert_shape(tensor, loading)
     if how == "column":
@@ -250,17 +276,17 @@ def _local_expert_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, 
     size = 1 if whole else loading.tensor_parallel_size
     if whole:
         copies = ceil_div(copies, loading.expert_parallel_size)
-    intermediate, hidden = loading.expert_padding
+    intermediate, hidden = loading.expert_kernel.intermediate, loading.expert_kernel.hidden
     if tensor["split"] == "expert_column":
         return 2 * round_up(ceil_div(rows // 2, size), intermediate), round_up(columns, hidden), copies
     return round_up(rows, hidden), round_up(ceil_div(columns, size), intermediate), copies
 
 
-def _rotary_bytes(checkpoint: dict[str, Any], version: tuple[int, ...], value_bytes: int) -> int:
-    single = version >= SINGLE_ROTARY_FROM and checkpoint["model_type"] in SINGLE_ROTARY_FAMILIES
+def _rotary_bytes(checkpoint: dict[str, Any], loading: Loading) -> int:
+    single = loading.version >= SINGLE_ROTARY_FROM and checkpoint["model_type"] in SINGLE_ROTARY_FAMILIES
     total = 0
     for table in checkpoint["rotary"]:
         factor = MULTIMODAL_ROTARY_FACTOR if table["multimodal"] and not single else 1
-        width = dtype_bytes(table["dtype"]) if table["dtype"] else value_bytes
+        width = dtype_bytes(table["dtype"]) if table["dtype"] else loading.value_bytes
         total += allocated(factor * table["positions"] * table["dim"] * width)
     return total
