@@ -8,8 +8,9 @@ DOCUMENTATION = r"""
 name: explain
 short_description: Explain a plan in words and bars
 description:
-  - Shows a plan of P(gpufleet.vllm.plan#filter) as text in 100 columns. The verdict comes first, then what would make it
-    fit, the warnings, a bar for the memory of each GPU, each argument with its reason and its cost, and what was decided.
+  - Shows a plan of P(gpufleet.vllm.plan#filter) as text in 100 columns.
+  - The verdict comes first, then what would make it fit, the warnings, a bar for the memory of each GPU, each argument
+    with its reason and its cost, and what was decided.
 positional: _input
 options:
   _input:
@@ -52,7 +53,8 @@ def explain(plans: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
         return RULE.join(explain_plan(plan) for plan in several)
     except (KeyError, TypeError, AttributeError) as error:
         raise AnsibleFilterError(
-            f"gpufleet.vllm.explain: this is not a plan ({error!r}); give the result of gpufleet.vllm.plan, or one of its items."
+            f"gpufleet.vllm.explain: this is not a plan ({error!r}); "
+            "give the result of gpufleet.vllm.plan, or one of its items."
         ) from error
 
 

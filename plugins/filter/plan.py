@@ -16,13 +16,13 @@ positional: _input
 options:
   _input:
     description:
-      - The instances, as the variable RV(ignore:vllm_instances) holds them. Each needs O(ignore:name), O(ignore:image) with
-        the tag of a release (V(latest) is refused) and O(ignore:checkpoint).
-      - O(ignore:workload) promises C(context) (tokens per request), C(sequences) (requests at once) and C(typical_context);
+      - The instances, as the variable C(vllm_instances) holds them. Each needs C(name), C(image) with the tag of a
+        release (V(latest) is refused) and C(checkpoint).
+      - C(workload) promises C(context) (tokens per request), C(sequences) (requests at once) and C(typical_context);
         C(prefer) (V(context) or V(sequences)) says which is kept where both do not fit.
-      - O(ignore:engine_args) pins arguments by vLLM's own names. Every pin is obeyed; what is not pinned is planned.
-      - An instance can also have C(extra_args), C(environment), C(task), C(gpus) (indices or UUIDs), C(headroom_mib) and
-        C(trust_remote_code).
+      - C(engine_args) pins arguments by vLLM's own names. Every pin is obeyed; what is not pinned is planned.
+      - An instance can also have C(extra_args), C(environment), C(task), C(gpus) (indices or UUIDs), C(headroom_mib),
+        C(receipt) (what an earlier start measured) and C(trust_remote_code).
     type: list
     elements: dict
     required: true
@@ -43,8 +43,8 @@ options:
   current_plans:
     description:
       - The plans that run now, by the name of the instance.
-      - While what is asked for is the same and still has room, a plan stays as it is. Nothing is restarted because a few
-        MiB more or less are free.
+      - While what is asked for is the same and still has room, a plan stays as it is. Nothing is restarted because a
+        few MiB more or less are free.
     type: dict
     default: {}
 seealso:
@@ -72,8 +72,9 @@ _value:
     - One plan an instance, in the order of the instances.
     - A plan has C(name), C(image), C(served_model_name), C(address), C(port), C(verdict) (V(fits), V(fits_reduced),
       V(does_not_fit) or V(unsupported)), C(release), C(parallel), C(devices) (the UUIDs of the chosen GPUs, by host),
-      C(budget) (the memory of each GPU in GiB, each term with value, low, high and source), C(kv), C(arguments) (each with
-      name, value, why, step and cost), C(environment), C(decisions), C(warnings) and C(needs) (what would make it fit).
+      C(budget) (the memory of each GPU in GiB, each term with value, low, high and source), C(kv), C(arguments) (each
+      with name, value, why, step and cost), C(environment), C(decisions), C(warnings) and C(needs) (what would make it
+      fit).
   type: list
   elements: dict
 """
@@ -93,9 +94,11 @@ def plan(
     inventory_hosts: Sequence[str] = (),
     current_plans: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The plans of the instances. Raises AnsibleFilterError with the instance, the variable, its value and the remedy."""
+    """The plans of the instances. Raises AnsibleFilterError with instance, variable, value and remedy."""
     if isinstance(instances, Mapping) or not isinstance(instances, Sequence) or isinstance(instances, str):
-        raise AnsibleFilterError("gpufleet.vllm.plan: vllm_instances is not a list; write '- name: ...' for each instance.")
+        raise AnsibleFilterError(
+            "gpufleet.vllm.plan: vllm_instances is not a list; write '- name: ...' for each instance."
+        )
     try:
         plans = plan_instances(instances, hosts, checkpoints, inventory_hosts, current_plans)
     except InstanceError as error:

@@ -16,9 +16,18 @@ from .estimate import GIB
 from .search import Choice, default_batch
 
 STEPS = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "dtype": 1, "quantization": 1, "kv_cache_dtype": 1,
-    "enable_expert_parallel": 1, "cpu_offload_gb": 1, "max_model_len": 2, "gpu_memory_utilization": 3,
-    "kv_cache_memory_bytes": 3, "max_num_seqs": 4, "max_num_batched_tokens": 4,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "dtype": 1,
+    "quantization": 1,
+    "kv_cache_dtype": 1,
+    "enable_expert_parallel": 1,
+    "cpu_offload_gb": 1,
+    "max_model_len": 2,
+    "gpu_memory_utilization": 3,
+    "kv_cache_memory_bytes": 3,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 4,
 }
 
 PIN_COSTS = {
@@ -60,12 +69,14 @@ def _parallel(case: Case, choice: Choice) -> list[Argument]:
     arguments = []
     if layout.tensor_parallel_size > 1 and "tensor_parallel_size" not in case.pins:
         why = f"the promise does not fit on fewer GPUs; {layout.tensor_parallel_size} share every layer"
-        arguments.append(_argument("tensor_parallel_size", layout.tensor_parallel_size, why, PIN_COSTS["tensor_parallel_size"]))
+        arguments.append(
+            _argument("tensor_parallel_size", layout.tensor_parallel_size, why, PIN_COSTS["tensor_parallel_size"])
+        )
     if layout.pipeline_parallel_size > 1 and "pipeline_parallel_size" not in case.pins:
         why = (
             f"over {layout.hosts} hosts the layers are divided in {layout.pipeline_parallel_size} stages"
             if layout.hosts > 1
-            else f"the model cannot be divided evenly over more GPUs; its layers go in {layout.pipeline_parallel_size} stages"
+            else f"the model is not divisible by more GPUs; its layers go in {layout.pipeline_parallel_size} stages"
         )
         cost = PIN_COSTS["pipeline_parallel_size"]
         arguments.append(_argument("pipeline_parallel_size", layout.pipeline_parallel_size, why, cost))
@@ -83,7 +94,9 @@ def _length(case: Case, choice: Choice) -> list[Argument]:
     context = choice.goal.context
     if "max_model_len" in case.pins or context == case.shape.max_model_len:
         return []
-    if case.workload.context and context < min(case.workload.context, case.shape.max_model_len or case.workload.context):
+    if case.workload.context and context < min(
+        case.workload.context, case.shape.max_model_len or case.workload.context
+    ):
         why = f"cut from the promised {case.workload.context:,} tokens to what the KV pool holds"
     elif case.workload.context:
         why = f"the workload's context, not the model's {case.shape.max_model_len:,}"
@@ -106,7 +119,9 @@ def _memory(case: Case, choice: Choice) -> list[Argument]:
     if settings.gpu_memory_utilization != default and "gpu_memory_utilization" not in case.pins:
         arguments.append(
             _argument(
-                "gpu_memory_utilization", settings.gpu_memory_utilization, _utilization_reason(case, choice, default),
+                "gpu_memory_utilization",
+                settings.gpu_memory_utilization,
+                _utilization_reason(case, choice, default),
                 PIN_COSTS["gpu_memory_utilization"],
             )
         )
@@ -169,7 +184,9 @@ def _given(case: Case) -> list[Argument]:
         return []
     return [
         _argument(
-            "trust_remote_code", True, "the instance says trust_remote_code: true",
+            "trust_remote_code",
+            True,
+            "the instance says trust_remote_code: true",
             "Python files of the checkpoint run inside the container",
         )
     ]

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The split of each GPU's memory for one start. Private to the collection gpufleet.vllm.
 
-vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = total x utilization - weights - activation -
-non-torch - CUDA graph estimate (releases that take it off); with kv_cache_memory_bytes the pool is that figure.
+vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = total x utilization - weights - activation
+- non-torch - CUDA graph estimate (releases that take it off); with kv_cache_memory_bytes the pool is that figure.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .estimate import Estimate, remainder, total
 from .hosts import Gpu
 from .kv_cache import KVCacheLayout, kv_cache_layout
 from .parallelism import Layout
+from .receipts import Receipt
 from .settings import Settings
 from .weights import weights_per_gpu
 
@@ -36,11 +37,20 @@ class Model:
     unverified: bool
     drafter_bytes: int
     cache: dict[Any, Any]
+    receipt: Receipt | None = None
 
     def weights(self, layout: Layout, settings: Settings) -> list[Estimate]:
         """Bytes on a GPU of each pipeline stage."""
-        key = ("weights", layout.tensor_parallel_size, layout.pipeline_parallel_size, settings.data_parallel_size,
-               settings.enable_expert_parallel, settings.quantization, settings.dtype, settings.max_model_len)
+        key = (
+            "weights",
+            layout.tensor_parallel_size,
+            layout.pipeline_parallel_size,
+            settings.data_parallel_size,
+            settings.enable_expert_parallel,
+            settings.quantization,
+            settings.dtype,
+            least_capability(layout.gpus),
+        )
         return self._once(key, lambda: self._weights(layout, settings))
 
     def _weights(self, layout: Layout, settings: Settings) -> list[Estimate]:
@@ -53,14 +63,22 @@ class Model:
             enable_expert_parallel=settings.enable_expert_parallel,
             quantization=settings.quantization,
             dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
+            compute_capability=least_capability(layout.gpus),
         )
         source = "unverified" if self.unverified else "calibrated"
         return [Estimate(stage.value, stage.low, stage.high, source) for stage in stages]
 
     def kv(self, layout: Layout, settings: Settings) -> KVCacheLayout:
-        key = ("kv", layout.tensor_parallel_size, layout.pipeline_parallel_size, settings.kv_cache_dtype,
-               settings.block_size, settings.max_model_len, settings.max_num_batched_tokens, settings.dtype)
+        key = (
+            "kv",
+            layout.tensor_parallel_size,
+            layout.pipeline_parallel_size,
+            settings.kv_cache_dtype,
+            settings.block_size,
+            settings.max_model_len,
+            settings.max_num_batched_tokens,
+            settings.dtype,
+        )
         return self._once(key, lambda: self._kv(layout, settings))
 
     def _kv(self, layout: Layout, settings: Settings) -> KVCacheLayout:
@@ -105,7 +123,7 @@ class GpuBudget:
 
     @cached_property
     def headroom(self) -> Estimate:
-        """What stays free on the card while the engine runs: room for fragmentation and for what vLLM does not count."""
+        """What stays free on the card while the engine runs: for fragmentation and for what vLLM does not count."""
         free = float(self.gpu.free_bytes)
         outside = self.context if self.graphs_in_request else total((self.context, self.cuda_graphs))
         if self.pinned_pool:
@@ -192,10 +210,14 @@ class Start:
         return all(budget.start_margin >= 0 and budget.headroom.low >= 0 for budget in self.budgets)
 
 
+def least_capability(gpus: Sequence[Gpu]) -> str | None:
+    """The lowest compute capability among the cards; None where none is known."""
+    return min((gpu.compute_capability for gpu in gpus if gpu.compute_capability), key=float, default=None)
+
+
 def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, Any]) -> Start:
     """Predict one start. run holds what only the overhead depends on (runner, capture sizes, multimodal limits)."""
     weights = model.weights(layout, settings)
-    capabilities = [gpu.compute_capability for gpu in layout.gpus if gpu.compute_capability]
     facts = overhead.Start(
         version=overhead.parse_version(model.release.version),
         tensor_parallel_size=layout.tensor_parallel_size,
@@ -207,12 +229,15 @@ def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, An
         quantization=settings.quantization,
         enforce_eager=settings.enforce_eager,
         generates=model.generates,
-        compute_capability=min(capabilities, key=float, default=None),
+        max_model_len=settings.max_model_len,
+        compute_capability=least_capability(layout.gpus),
         **run,
     )
     terms = [_stage_terms(model, facts, stage) for stage in range(layout.pipeline_parallel_size)]
     budgets = tuple(
-        _gpu_budget(gpu, layout.stage(rank), settings, weights[layout.stage(rank)], terms[layout.stage(rank)], facts, model)
+        _gpu_budget(
+            gpu, layout.stage(rank), settings, weights[layout.stage(rank)], terms[layout.stage(rank)], facts, model
+        )
         for rank, gpu in enumerate(layout.gpus)
     )
     return Start(model, layout, settings, budgets)
@@ -221,7 +246,7 @@ def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, An
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:
     terms = (
         overhead.activation(model.shape, facts, stage),
-        overhead.non_torch(facts, stage),
+        overhead.non_torch(model.shape, facts, stage),
         overhead.cuda_graphs(model.shape, facts),
     )
     if model.unverified:
@@ -245,11 +270,21 @@ def _gpu_budget(
     weights = replace(weights, value=weights.value + drafter, low=weights.low, high=weights.high + 2 * drafter)
     offloaded = min(settings.cpu_offload_bytes, weights.low)
     weights = Estimate(weights.value - offloaded, weights.low - offloaded, weights.high - offloaded, weights.source)
+    if model.receipt and model.receipt.counts_for(facts.tensor_parallel_size, facts.pipeline_parallel_size):
+        weights, non_torch = model.receipt.correct(weights, non_torch)
     taken = (weights, activation, non_torch, *((graphs,) if in_request else ()))
     pinned = settings.kv_cache_memory_bytes is not None
     pool = Estimate.exact(float(settings.kv_cache_memory_bytes or 0)) if pinned else remainder(requested, taken)
     return GpuBudget(
-        gpu=gpu, stage=stage, requested=requested, weights=weights, activation=activation, non_torch=non_torch,
-        cuda_graphs=graphs, graphs_in_request=in_request or pinned, context=overhead.cuda_context(facts),
-        pool=pool, pinned_pool=pinned,
+        gpu=gpu,
+        stage=stage,
+        requested=requested,
+        weights=weights,
+        activation=activation,
+        non_torch=non_torch,
+        cuda_graphs=graphs,
+        graphs_in_request=in_request or pinned,
+        context=overhead.cuda_context(facts),
+        pool=pool,
+        pinned_pool=pinned,
     )

@@ -21,6 +21,7 @@ from .errors import InstanceError
 from .estimate import GIB, MIB
 from .hosts import Host, read_hosts
 from .quantization import Precision, choose_precision
+from .receipts import read_receipt
 from .settings import CONTEXT_WITHOUT_WORKLOAD, Pins, Workload, read_pins, read_workload
 
 POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward", "rerank", "pooling"}
@@ -68,6 +69,7 @@ class Case:
     headroom_mib: int | None
     errors: tuple[Mapping[str, Any], ...]
     checkpoint_name: str
+    receipt_warnings: tuple[str, ...] = ()
 
     @property
     def shape(self) -> Dimensions:
@@ -98,7 +100,10 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     checkpoint = instance.get("checkpoint")
     if not isinstance(checkpoint, Mapping) or not checkpoint.get("layers"):
         raise InstanceError(
-            name, "checkpoint", checkpoint if isinstance(checkpoint, str) else "...", "is not a described checkpoint",
+            name,
+            "checkpoint",
+            checkpoint if isinstance(checkpoint, str) else "...",
+            "is not a described checkpoint",
             "Give what gpufleet.vllm.checkpoint_info returns for its folder.",
         )
     checkpoint_name = fingerprint(checkpoint)
@@ -108,15 +113,33 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     shape = dimensions(checkpoint)
     task = str(instance.get("task") or checkpoint.get("task") or "generate")
     precision = choose_precision(shape, checkpoint, read, release, pins)
+    cards = list(dict.fromkeys(gpu.name for host in read for gpu in host.gpus))
+    receipt, receipt_warnings = read_receipt(instance, release.version, cards)
     model = Model(
-        checkpoint=checkpoint, shape=shape, release=release, generates=task not in POOLING_TASKS,
-        unverified=is_unverified(checkpoint), drafter_bytes=drafter_bytes(checkpoint, pins),
+        checkpoint=checkpoint,
+        shape=shape,
+        release=release,
+        generates=task not in POOLING_TASKS,
+        unverified=is_unverified(checkpoint),
+        drafter_bytes=drafter_bytes(checkpoint, pins),
         cache=_cache_of(checkpoint_name, release.version),
+        receipt=receipt,
     )
     return Case(
-        name=name, instance=instance, release=release, model=model, hosts=read, pins=pins, workload=workload,
-        precision=precision, task=task, shares_gpus=bool(instance.get("shares_gpus")),
-        headroom_mib=_headroom(instance, name), errors=tuple(errors), checkpoint_name=checkpoint_name,
+        name=name,
+        instance=instance,
+        release=release,
+        model=model,
+        hosts=read,
+        pins=pins,
+        workload=workload,
+        precision=precision,
+        task=task,
+        shares_gpus=bool(instance.get("shares_gpus")),
+        headroom_mib=_headroom(instance, name),
+        errors=tuple(errors),
+        checkpoint_name=checkpoint_name,
+        receipt_warnings=tuple(receipt_warnings),
     )
 
 
@@ -175,6 +198,16 @@ def fingerprint(value: Any) -> str:
 
 def basis_of(case: Case) -> str:
     """A fingerprint of what was asked for: while it is the same, a running plan stays as it is if it can."""
-    keys = ("image", "release", "workload", "engine_args", "extra_args", "environment", "task", "gpus", "headroom_mib",
-            "trust_remote_code")
+    keys = (
+        "image",
+        "release",
+        "workload",
+        "engine_args",
+        "extra_args",
+        "environment",
+        "task",
+        "gpus",
+        "headroom_mib",
+        "trust_remote_code",
+    )
     return fingerprint([case.checkpoint_name, {key: case.instance.get(key) for key in keys}])

@@ -40,17 +40,27 @@ def _check(case: Case, layout: Layout, current: Mapping[str, Any]) -> Choice | N
     workload = current.get("workload") or {}
     values = {argument["name"]: argument["value"] for argument in current.get("arguments") or ()}
     context = int(workload.get("context") or case.goal.context)
-    goal = replace(case.goal, context=context, sequences=int(workload.get("sequences") or 1),
-                   typical_context=workload.get("typical_context"))
+    goal = replace(
+        case.goal,
+        context=context,
+        sequences=int(workload.get("sequences") or 1),
+        typical_context=workload.get("typical_context"),
+    )
     sequences, tokens = default_batch(case, layout.gpus[0], goal)
     settings = base_settings(
-        case, layout, goal, int(values.get("max_num_seqs") or sequences), int(values.get("max_num_batched_tokens") or tokens)
+        case,
+        layout,
+        goal,
+        int(values.get("max_num_seqs") or sequences),
+        int(values.get("max_num_batched_tokens") or tokens),
     )
     if values.get("gpu_memory_utilization"):
         settings = replace(settings, gpu_memory_utilization=float(values["gpu_memory_utilization"]))
     if values.get("kv_cache_memory_bytes"):
-        settings = replace(settings, kv_cache_memory_bytes=case.pins.integer("kv_cache_memory_bytes")
-                           or int(values["kv_cache_memory_bytes"]))
+        settings = replace(
+            settings,
+            kv_cache_memory_bytes=case.pins.integer("kv_cache_memory_bytes") or int(values["kv_cache_memory_bytes"]),
+        )
     found = predict(case, layout, settings)
     reduced = current["verdict"] == "fits_reduced" or context < case.goal.context
     if reduced:

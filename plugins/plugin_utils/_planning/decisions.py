@@ -13,7 +13,17 @@ from .case import Case
 from .estimate import GIB
 from .hosts import Gpu
 from .parallelism import Layout, division_faults
-from .search import Choice, batch_limits, base_settings, choose_settings, longest_context, predict, with_memory
+from .search import (
+    LEAST_USEFUL_CONTEXT,
+    Choice,
+    base_settings,
+    batch_limits,
+    choose_settings,
+    has_room,
+    longest_context,
+    predict,
+    with_memory,
+)
 
 MOST_GPUS = 64
 
@@ -38,13 +48,16 @@ def _parallel(case: Case, choice: Choice) -> Iterator[Decision]:
         return
     if layout.size == 1:
         yield _decision(
-            1, f"one GPU: {layout.gpus[0].label}", "the promise fits there; more GPUs are capacity, not speed",
+            1,
+            f"one GPU: {layout.gpus[0].label}",
+            "the promise fits there; more GPUs are capacity, not speed",
             "the KV pool of the other GPUs is not used",
         )
         return
     yield _decision(
         1,
-        f"{layout.size} GPUs: tensor parallel {layout.tensor_parallel_size}, pipeline parallel {layout.pipeline_parallel_size}",
+        f"{layout.size} GPUs: tensor parallel {layout.tensor_parallel_size}, "
+        f"pipeline parallel {layout.pipeline_parallel_size}",
         "the fewest GPUs that keep the promise" if not choice.reduced else "all that there is, and not enough",
         "communication between the GPUs in every layer" if layout.tensor_parallel_size > 1 else "latency of the stages",
     )
@@ -54,18 +67,23 @@ def _length(case: Case, choice: Choice) -> Iterator[Decision]:
     goal, asked = choice.goal, case.goal
     if not case.workload.stated and "max_model_len" not in case.pins:
         yield _decision(
-            2, f"planned for one request of {goal.context:,} tokens",
+            2,
+            f"planned for one request of {goal.context:,} tokens",
             "no workload is stated; state workload.context and workload.sequences to plan for the real load",
             "longer requests are refused",
         )
     if choice.reduced and goal.context < asked.context:
         yield _decision(
-            2, f"context cut from {asked.context:,} to {goal.context:,} tokens", "the KV pool holds no more",
+            2,
+            f"context cut from {asked.context:,} to {goal.context:,} tokens",
+            "the KV pool holds no more",
             "longer requests are refused",
         )
     if choice.reduced and goal.sequences < asked.sequences:
         yield _decision(
-            2, f"requests at once cut from {asked.sequences} to {goal.sequences}", "the KV pool holds no more",
+            2,
+            f"requests at once cut from {asked.sequences} to {goal.sequences}",
+            "the KV pool holds no more",
             "further requests wait, or preempt each other",
         )
 
@@ -74,23 +92,55 @@ def _room(case: Case, choice: Choice) -> Iterator[Decision]:
     for budget in choice.start.budgets:
         if budget.gpu.shared:
             yield _decision(
-                3, f"{budget.gpu.others_bytes / GIB:.2f} GiB of {budget.gpu.label} belong to others and are left alone",
-                "what is free now is planned with", "a smaller KV pool than the whole card would give",
+                3,
+                f"{budget.gpu.others_bytes / GIB:.2f} GiB of {budget.gpu.label} belong to others and are left alone",
+                "what is free now is planned with",
+                "a smaller KV pool than the whole card would give",
             )
 
 
 def _idle(case: Case, choice: Choice) -> Iterator[Decision]:
+    """Cards that the engine does not take: what they could do, as replicas or as a larger tensor parallel size."""
     layout = choice.start.layout
-    taken = {(gpu.host_index, gpu.index) for gpu in layout.gpus}
+    taken = {(gpu.host_index, gpu.uuid or gpu.index) for gpu in layout.gpus}
     for host in case.hosts:
-        idle = [gpu for gpu in host.gpus if (gpu.host_index, gpu.index) not in taken and not gpu.shared]
+        idle = [gpu for gpu in host.gpus if (gpu.host_index, gpu.uuid or gpu.index) not in taken and not gpu.shared]
+        if not idle or layout.hosts > 1:
+            continue
         replicas = len(idle) // layout.size
-        if idle and layout.hosts == 1:
-            yield _decision(
-                1, f"{len(idle)} GPUs of {host.name} stay idle",
-                f"{replicas} more replicas of this engine would fit there" if replicas else "too few for another replica",
-                "none; a replica doubles the throughput, a larger tensor parallel size does not",
-            )
+        yield _decision(
+            1,
+            f"{_count(len(idle), 'GPU')} of {host.name} idle",
+            f"{_count(replicas, 'more replica')} of this engine would fit there"
+            if replicas
+            else "too few for another replica",
+            "none; replicas add throughput, a larger tensor parallel size adds communication",
+        )
+        if len(idle) >= layout.size and idle[0].host_index == layout.gpus[0].host_index:
+            yield from _larger_division(case, choice, tuple(idle[: layout.size]))
+
+
+def _larger_division(case: Case, choice: Choice, idle: tuple[Gpu, ...]) -> Iterator[Decision]:
+    """One engine over twice the cards against two engines: KV gained, communication paid; to be measured by tuning."""
+    layout, start = choice.start.layout, choice.start
+    size = 2 * layout.tensor_parallel_size
+    pinned = {"tensor_parallel_size", "kv_cache_memory_bytes"} & set(case.pins.values)
+    apart = layout.pipeline_parallel_size > 1 or any(gpu.divided for gpu in idle)
+    if pinned or apart or division_faults(case.shape, size):
+        return
+    larger = predict(case, Layout(size, 1, layout.gpus + idle), start.settings)
+    if start.tokens("value") and larger.tokens("value") > 2 * start.tokens("value"):
+        yield _decision(
+            1,
+            f"not divided over {size} GPUs, though their KV pool would hold {larger.tokens('value'):,} tokens",
+            f"two engines hold {2 * start.tokens('value'):,} and never wait for each other; "
+            "pin tensor_parallel_size and measure, if one long queue matters more",
+            "the weights are stored twice",
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def warnings_of(case: Case, choice: Choice | None) -> list[str]:
@@ -98,13 +148,15 @@ def warnings_of(case: Case, choice: Choice | None) -> list[str]:
     checkpoint = case.model.checkpoint
     warnings = [str(warning) for warning in checkpoint.get("warnings") or ()]
     warnings += [f"{finding.get('title')}: {finding.get('next')}" for finding in checkpoint.get("findings") or ()]
-    warnings += case.precision.warnings
+    warnings += [*case.precision.warnings, *case.receipt_warnings]
     if case.model.unverified:
         warnings.append(
-            f"unverified: the memory of {case.shape.model_type} is not understood yet; the low end is planned with"
+            f"unverified: the memory of {case.shape.model_type} is not understood; the low end is planned with"
         )
     if checkpoint.get("requires_trust_remote_code") and not case.instance.get("trust_remote_code"):
-        warnings.append("the checkpoint brings Python code; if vLLM asks for it, read the code and set trust_remote_code: true")
+        warnings.append(
+            "the checkpoint brings Python code; if vLLM asks for it, read the code and set trust_remote_code: true"
+        )
     if choice is not None:
         warnings += _choice_warnings(case, choice)
     return list(dict.fromkeys(warnings))
@@ -116,14 +168,16 @@ def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
         yield f"workload.context {asked:,} is more than the model's {most:,}; {most:,} are planned"
     pinned = case.pins.integer("max_model_len")
     if pinned and asked and asked > pinned:
-        yield f"workload.context {asked:,} is more than the pinned max_model_len {pinned:,}: longer requests are refused"
+        yield f"workload.context {asked:,} is more than the pinned max_model_len {pinned:,}: longer ones are refused"
     if pinned and most and pinned > most:
-        yield f"max_model_len {pinned:,} is more than the model's {most:,}: vLLM refuses it unless the rope scaling is overridden"
+        yield (
+            f"max_model_len {pinned:,} is more than the model's {most:,}: vLLM refuses it unless rope scaling is set"
+        )
     for budget in choice.start.budgets:
         if "gpu_memory_utilization" in case.pins and 0 <= budget.headroom.low < case.headroom(budget.gpu.total_bytes):
             yield (
-                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {budget.headroom.low / GIB:.2f} GiB; below "
-                f"{case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory after the start"
+                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {budget.headroom.low / GIB:.2f} GiB; "
+            "the checkpoint brings Python code; if vLLM asks for it, read it, then set trust_remote_code: true"
             )
 
 
@@ -139,7 +193,8 @@ def _no_layout(case: Case) -> str:
     tensor, pipeline = case.pins.integer("tensor_parallel_size"), case.pins.integer("pipeline_parallel_size")
     wanted = (tensor or 1) * (pipeline or 1)
     have = ", ".join(f"{host.name}: {len(host.gpus)}" for host in case.hosts)
-    return f"{wanted} GPUs (tensor_parallel_size {tensor or 1} x pipeline_parallel_size {pipeline or 1}); usable are {have}"
+    sizes = f"tensor_parallel_size {tensor or 1} x pipeline_parallel_size {pipeline or 1}"
+    return f"{wanted} GPUs ({sizes}); usable are {have}"
 
 
 def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
@@ -177,19 +232,21 @@ def _fewer_bits(case: Case, choice: Choice) -> Iterator[str]:
     if case.precision.quantization or case.shape.quantization is not None:
         return
     goal, layout = case.goal, choice.start.layout
-    for sequences, tokens in batch_limits(case, layout, goal):
-        settings = replace(base_settings(case, layout, goal, sequences, tokens), quantization="fp8")
-        found = with_memory(case, layout, settings, goal)
-        if found.holds(goal.sequences, goal.context):
-            was = sum(budget.weights.value for budget in choice.start.budgets)
-            now = sum(budget.weights.value for budget in predict(case, layout, settings).budgets)
-            yield f"an 8-bit checkpoint: {now / GIB:.1f} GiB of weights in place of {was / GIB:.1f} GiB"
-            return
+    sequences, tokens = list(batch_limits(case, layout, goal))[-1]
+    settings = replace(base_settings(case, layout, goal, sequences, tokens), quantization="fp8")
+    found = with_memory(case, layout, settings, goal)
+    longest = longest_context(found, goal.sequences, goal.context)
+    if not has_room(case, found) or longest < LEAST_USEFUL_CONTEXT:
+        return
+    was, now = (sum(item.weights.value for item in start.budgets) for start in (choice.start, found))
+    limit = f" and a context of {longest:,} tokens" if longest < goal.context // 16 * 16 else ""
+    yield f"an 8-bit checkpoint ({now / GIB:.1f} GiB of weights in place of {was / GIB:.1f}){limit}"
 
 
 def _breakdown(case: Case, choice: Choice) -> str:
     budget = min(choice.start.budgets, key=lambda item: item.pool.low)
+    overhead = budget.engine.value - budget.weights.value
     return (
-        f"{budget.gpu.label} has {budget.gpu.free_bytes / GIB:.1f} GiB free; weights take {budget.weights.value / GIB:.1f}, "
-        f"activation, non-torch and graphs {(budget.engine.value - budget.weights.value) / GIB:.1f} GiB"
+        f"{budget.gpu.label} has {budget.gpu.free_bytes / GIB:.1f} GiB free; weights take "
+        f"{budget.weights.value / GIB:.1f}, activation, non-torch and graphs {overhead / GIB:.1f} GiB"
     )

@@ -15,7 +15,7 @@ from .plan import plan
 
 FITTING = ("fits", "fits_reduced")
 
-PASSED_ON = ("name", "image", "served_model_name", "address", "port", "extra_args")
+PASSED_ON = ("name", "image", "served_model_name", "address", "port", "endpoint", "extra_args")
 
 
 def plan_instances(
@@ -51,7 +51,11 @@ def _check_unique(instances: Sequence[Mapping[str, Any]]) -> None:
     for key, remedy in (("name", "Give each instance its own name."), ("port", "Give each instance its own port.")):
         seen: dict[Any, str] = {}
         for instance in instances:
-            value = (instance.get("address") or "127.0.0.1", int(instance.get("port") or 8000)) if key == "port" else instance.get(key)
+            value = (
+                (instance.get("address") or "127.0.0.1", int(instance.get("port") or 8000))
+                if key == "port"
+                else instance.get(key)
+            )
             name = str(instance.get("name") or "")
             if value in seen:
                 raise InstanceError(name, key, instance.get(key), f"is also that of instance '{seen[value]}'", remedy)
@@ -60,8 +64,7 @@ def _check_unique(instances: Sequence[Mapping[str, Any]]) -> None:
 
 def _name_host(host: Mapping[str, Any], names: Sequence[str], index: int) -> dict[str, Any]:
     named = copy.deepcopy(dict(host))
-    if index < len(names):
-        named["name"] = names[index]
+    named["name"] = names[index] if index < len(names) else named.get("name") or f"host{index}"
     return named
 
 
@@ -81,19 +84,23 @@ def _one_after_the_other(
             complete["current_plan"] = current_plans[name]
         planned = plan(complete, remaining)
         passed = {key: instance[key] for key in PASSED_ON if key in instance}
-        plans.append({**_defaults(instance), **passed, **planned})
+        plans.append({**_defaults(instance, complete["checkpoint"]), **passed, **planned})
         if planned["verdict"] in FITTING:
             _reserve(remaining, name, planned)
     return plans
 
 
-def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(instance: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    address, port = instance.get("address") or "127.0.0.1", instance.get("port") or 8000
     return {
         "name": instance.get("name"),
         "image": instance.get("image"),
+        "checkpoint": instance.get("checkpoint") if isinstance(instance.get("checkpoint"), str) else None,
+        "task": instance.get("task") or checkpoint.get("task"),
         "served_model_name": instance.get("served_model_name") or instance.get("name"),
-        "address": "127.0.0.1",
-        "port": 8000,
+        "address": address,
+        "port": port,
+        "endpoint": f"http://{address}:{port}",
     }
 
 
@@ -101,10 +108,13 @@ def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[s
     path = instance.get("checkpoint")
     if isinstance(path, Mapping):
         return path
-    if path not in checkpoints:
+    if not isinstance(path, str) or path not in checkpoints:
         known = ", ".join(sorted(map(str, checkpoints))) or "none"
         raise InstanceError(
-            str(instance.get("name") or ""), "checkpoint", path, "was not described",
+            str(instance.get("name") or ""),
+            "checkpoint",
+            path,
+            "was not described",
             f"Run gpufleet.vllm.checkpoint_info for it and pass its result in checkpoints (described are: {known}).",
         )
     return checkpoints[path]
@@ -116,20 +126,25 @@ def _reserve(hosts: Sequence[dict[str, Any]], name: str, planned: Mapping[str, A
     What the instance's own engine holds already is in the facts: only the rest is taken off.
     """
     for budget in planned["budget"]:
-        for host in hosts:
-            for gpu in host.get("gpus") or ():
-                same = gpu.get("uuid") == budget["uuid"] if budget["uuid"] else gpu.get("index") == budget["gpu"]
-                if host.get("name") != budget["host"] or not same:
-                    continue
-                held = own_memory_mib(gpu, CONTAINER_PREFIX + name)
-                used = _planned_mib(planned, budget)
-                more = max(0, used - held)
-                free = gpu.get("memory_free_mib")
-                gpu["memory_free_mib"] = max(0, int(gpu["memory_total_mib"] if free is None else free) - more)
-                gpu["memory_used_by_others_mib"] = int(gpu.get("memory_used_by_others_mib") or 0) + more
+        gpu = _find_gpu(hosts, budget)
+        more = max(0, _planned_mib(budget) - own_memory_mib(gpu, CONTAINER_PREFIX + name))
+        free = gpu.get("memory_free_mib")
+        gpu["memory_free_mib"] = max(0, int(gpu["memory_total_mib"] if free is None else free) - more)
+        gpu["memory_used_by_others_mib"] = int(gpu.get("memory_used_by_others_mib") or 0) + more
+        if gpu.get("memory_used_mib") is not None:
+            gpu["memory_used_mib"] += more
 
 
-def _planned_mib(planned: Mapping[str, Any], budget: Mapping[str, Any]) -> int:
+def _find_gpu(hosts: Sequence[dict[str, Any]], budget: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a planned card or MIG device: by UUID, by index where the driver tells no UUID."""
+    host = next(host for host in hosts if host.get("name") == budget["host"])
+    devices = [device for gpu in host["gpus"] for device in (gpu, *((gpu.get("mig") or {}).get("instances") or ()))]
+    if budget["uuid"]:
+        return next(device for device in devices if device.get("uuid") == budget["uuid"])
+    return next(gpu for gpu in host["gpus"] if gpu.get("index") == budget["gpu"])
+
+
+def _planned_mib(budget: Mapping[str, Any]) -> int:
     """All that the engine will hold: the card's free memory without the planned headroom."""
     free, headroom = budget["free_gib"]["value"], budget["headroom_gib"]["low"]
     return int((free - max(0.0, headroom)) * 1024)

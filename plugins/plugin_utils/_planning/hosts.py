@@ -16,6 +16,9 @@ from .estimate import MIB
 
 CONTAINER_PREFIX = "vllm-"
 
+SHARED_FROM_MIB = 256
+"""Less than this is a display server or a monitoring agent."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -34,9 +37,14 @@ class Gpu:
     facts: Mapping[str, Any]
 
     @property
+    def divided(self) -> bool:
+        """Whether this is a MIG device: those work alone, NCCL does not connect them."""
+        return bool(self.facts.get("mig_device"))
+
+    @property
     def shared(self) -> bool:
         """Whether somebody else's processes hold memory worth the name (a display server's few MiB are not)."""
-        return self.others_bytes > 256 * MIB
+        return self.others_bytes > SHARED_FROM_MIB * MIB
 
     @property
     def label(self) -> str:
@@ -53,7 +61,9 @@ class Host:
 
 @functools.cache
 def _cards() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "gpu_memory.json").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "data" / "gpu_memory.json").read_text(encoding="utf-8")
+    )
     return loaded
 
 
@@ -64,7 +74,8 @@ def read_hosts(facts: Sequence[Mapping[str, Any]], instance: Mapping[str, Any]) 
 
 def _read_host(position: int, facts: Mapping[str, Any], instance: Mapping[str, Any]) -> Host:
     name = str(facts.get("name") or facts.get("inventory_hostname") or f"host{position}")
-    usable = [gpu for gpu in facts.get("gpus") or () if gpu.get("memory_total_mib") and gpu.get("state", "ok") != "failed"]
+    devices = [device for gpu in facts.get("gpus") or () for device in _devices(gpu)]
+    usable = [gpu for gpu in devices if gpu.get("memory_total_mib") and gpu.get("state") in (None, "ok")]
     subset = instance.get("gpus")
     if subset:
         wanted = {str(item) for item in subset}
@@ -74,13 +85,33 @@ def _read_host(position: int, facts: Mapping[str, Any], instance: Mapping[str, A
     return Host(name=name, gpus=gpus, links=facts.get("links") or (), facts=facts)
 
 
+def _devices(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The card itself, or its MIG devices where it is divided: each is a card of its own for vLLM."""
+    parts = (gpu.get("mig") or {}).get("instances") or []
+    if not parts:
+        return [gpu]
+    return [
+        {
+            **gpu,
+            "memory_used_by_others_mib": None,
+            "memory_reserved_mib": 0,
+            "processes": [],
+            **part,
+            "index": gpu.get("index"),
+            "name": f"{gpu.get('name')} MIG {part.get('profile') or ''}".strip(),
+            "mig_device": True,
+        }
+        for part in parts
+        if part.get("uuid")
+    ]
+
+
 def _read_gpu(host: str, position: int, facts: Mapping[str, Any], container: str) -> Gpu:
     total = visible_mib(facts)
     own = own_memory_mib(facts, container)
-    free = facts.get("memory_free_mib")
-    free = min(total, (total if free is None else int(free)) + own)
-    others = facts.get("memory_used_by_others_mib")
-    others = max(0, (0 if others is None else int(others)) - own)
+    reported = facts.get("memory_free_mib")
+    free = min(total, (total if reported is None else int(reported)) + own)
+    others = others_mib(facts, total, own)
     return Gpu(
         host=host,
         host_index=position,
@@ -103,8 +134,19 @@ def own_memory_mib(facts: Mapping[str, Any], container: str) -> int:
         return 0
     if any(process.get("used_memory_mib") is None for process in own):
         # The driver does not tell whose memory it is (WDDM, some containers): all of it, as this engine is there.
-        return int(facts.get("memory_used_by_others_mib") or 0)
+        return int(facts.get("memory_used_mib") or facts.get("memory_used_by_others_mib") or 0)
     return sum(int(process["used_memory_mib"]) for process in own)
+
+
+def others_mib(facts: Mapping[str, Any], total: int, own: int) -> int:
+    """What everybody else holds. Where the driver's own sum is missing, gpu_info's figure for others is taken: it may
+    count this engine (when it was not told the container), which shows in more memory than is in use."""
+    used = facts.get("memory_used_mib")
+    if used is not None:
+        return max(0, int(used) - own)
+    others, free = int(facts.get("memory_used_by_others_mib") or 0), facts.get("memory_free_mib")
+    in_use = total - int(free) if free is not None else others
+    return max(0, others - own) if others + own > in_use + SHARED_FROM_MIB else others
 
 
 def visible_mib(facts: Mapping[str, Any]) -> int:
@@ -115,9 +157,9 @@ def visible_mib(facts: Mapping[str, Any]) -> int:
     total = int(facts["memory_total_mib"])
     tolerance = _cards()["tolerance_mib"]
     for card in _cards()["cards"]:
-        if abs(card["total_mib"] - total) <= tolerance:
+        if card["total_mib"] == total:
             return int(card["visible_mib"])
-        if abs(card["visible_mib"] - total) <= 4 * tolerance:
+        if abs(card["visible_mib"] - total) <= tolerance:
             return total
     if facts.get("memory_reserved_mib") is not None:
         return total - int(facts["memory_reserved_mib"])

@@ -42,6 +42,7 @@ class Start:
     compute_capability: str | None
     v2_runner: bool | None = None
     max_capture_size: int | None = None
+    max_model_len: int = 0
     multimodal: bool = True
     graph_estimate: bool | None = None
 
@@ -85,11 +86,23 @@ def uses_v2_runner(shape: Dimensions, start: Start) -> bool:
         return False
     if band.get("all"):
         return True
-    if not start.generates or shape.stateful:
+    if not start.generates or shape.stateful or (shape.vision and not band.get("multimodal", True)):
         return False
     quantized = bool(start.quantization or shape.quantization_method)
     listed = shape.architecture in band["architectures"] or (bool(band.get("dense")) and shape.experts is None)
     return listed and (band["quantized"] or not quantized)
+
+
+def source_of(shape: Dimensions, start: Start) -> str:
+    """calibrated within the releases, cards and runner that were measured thoroughly, extrapolated elsewhere."""
+    band = coefficients()["calibrated"]
+    runner = "v2" if uses_v2_runner(shape, start) else "v1"
+    inside = (
+        in_band(band, start.version)
+        and start.compute_capability in band["compute_capabilities"]
+        and runner == band["runner"]
+    )
+    return "calibrated" if inside else "extrapolated"
 
 
 def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
@@ -104,10 +117,13 @@ def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
     persists = start.version >= parse_version(data["moe_workspace_persists_from"])
     if not persists:
         forward, workspace = max(forward, workspace + _hidden(shape, start) * data["hidden_outputs"]), 0.0
-    peak = _larger(sampler, Estimate.exact(forward))
-    fixed = workspace + _encoder(shape, start) + data["constant_gib"] * GIB
+    peak = _larger(sampler, Estimate.exact(max(forward, _encoder_forward(shape, start))))
+    fixed = workspace + _encoder_cache(shape, start) + data["constant_gib"] * GIB
+    source = source_of(shape, start)
     deviation = data["deviation_gib"] * GIB + data["deviation_relative"] * (peak.value + fixed)
-    return total((peak, Estimate.around(fixed, deviation, deviation)))
+    if source == "extrapolated":
+        deviation *= data["extrapolated_factor"]
+    return total((peak, Estimate.around(fixed, deviation, deviation, source))).at_least(0.0)
 
 
 def _larger(left: Estimate, right: Estimate) -> Estimate:
@@ -146,7 +162,10 @@ def _forward(shape: Dimensions, start: Start) -> float:
     data = coefficients()["activation"]
     wide = shape.intermediate_size / start.tensor_parallel_size
     width = data["forward_intermediate"] * wide
-    if shape.quantization_method in data["quantized_activations"] and (shape.quantization or {}).get("weight_bits") == 8:
+    if (
+        shape.quantization_method in data["quantized_activations"]
+        and (shape.quantization or {}).get("weight_bits") == 8
+    ):
         # Beside the 16-bit product stands its 8-bit copy, the input of the next layer.
         width += wide / _dtype_bytes(start)
     stream = data["forward_hidden"] + (data["pipeline_hidden"] if start.pipeline_parallel_size > 1 else 0.0)
@@ -160,7 +179,9 @@ def moe_workspace(shape: Dimensions, start: Start) -> float:
     data = coefficients()["activation"]
     method = start.quantization or shape.quantization_method
     if method in data["moe_without_workspace"]:
-        return 0.0
+        if start.compute_capability in (None, *data["moe_without_workspace_capabilities"]):
+            return 0.0
+        method = data["moe_workspace_of_marlin"][0]
     inner = shape.experts.intermediate_size // start.tensor_parallel_size
     hidden = shape.hidden_size
     rows = start.max_num_batched_tokens * shape.experts.per_token * _dtype_bytes(start)
@@ -169,25 +190,46 @@ def moe_workspace(shape: Dimensions, start: Start) -> float:
     return float(rows * (max(inner, hidden) + max(2 * inner, hidden)))
 
 
-def _encoder(shape: Dimensions, start: Start) -> float:
-    """What the profiled images leave in the encoder cache: one batch, or one item where that is larger."""
+def _encoder_tokens(shape: Dimensions, start: Start) -> int:
+    """Tokens of the images that are profiled: a batch, or one item of the largest size where that is more."""
     if not shape.vision or not start.multimodal:
+        return 0
+    item = coefficients()["encoder"]["item_tokens"].get(shape.model_type, 0)
+    if start.max_model_len:
+        item = min(item, start.max_model_len)
+    return max(start.max_num_batched_tokens, int(item))
+
+
+def _encoder_cache(shape: Dimensions, start: Start) -> float:
+    """What the profiled images leave: their embeddings in the encoder cache, and their pixels."""
+    tokens = _encoder_tokens(shape, start)
+    pixels = coefficients()["encoder"]["pixel_bytes"]
+    embeddings = coefficients()["activation"]["multimodal_hidden"] * shape.hidden_size * _dtype_bytes(start)
+    return float(tokens * (embeddings + pixels.get(shape.model_type, pixels["default"])))
+
+
+def _encoder_forward(shape: Dimensions, start: Start) -> float:
+    """The vision tower's own peak; it counts where one item is much larger than a batch."""
+    tokens = _encoder_tokens(shape, start)
+    if tokens <= start.max_num_batched_tokens:
         return 0.0
-    data = coefficients()["activation"]
-    item = coefficients()["encoder_item_tokens"].get(shape.model_type, 0)
-    tokens = max(start.max_num_batched_tokens, item)
-    cache = data["multimodal_hidden"] * tokens * shape.hidden_size * _dtype_bytes(start)
-    return float(cache + data["multimodal_constant_gib"] * GIB)
+    width = int((shape.vision or {}).get("hidden_size") or 0)
+    patches = tokens * coefficients()["encoder"]["patches_per_token"]
+    return float(patches * _dtype_bytes(start) * coefficients()["activation"]["encoder_forward_hidden"] * width)
 
 
-def non_torch(start: Start, stage: int) -> Estimate:
+def non_torch(shape: Dimensions, start: Start, stage: int) -> Estimate:
     """What the driver and the communication libraries take between vLLM's first look at the card and the profile.
 
     Most of what one GPU takes belongs to the output head and the sampler: stages before the last have less.
     """
     band = band_of(coefficients()["non_torch"], start.version)
-    value = band["value_gib"] if stage == start.pipeline_parallel_size - 1 else band["before_last_gib"]
-    base = _around_gib(value, band["below_gib"], band["above_gib"])
+    source = source_of(shape, start)
+    value = band["value_gib"] if source == "calibrated" else band["extrapolated_gib"]
+    if stage < start.pipeline_parallel_size - 1:
+        value = band["before_last_gib"]
+    deviation = coefficients()["non_torch_deviation"][source]
+    base = _around_gib(value, deviation["below_gib"], deviation["above_gib"], source)
     return total((base, *_communication(start))).at_least(0.0)
 
 
@@ -196,19 +238,24 @@ def _communication(start: Start) -> list[Estimate]:
     terms = []
     if start.tensor_parallel_size > 1:
         if fuses_all_reduce(start):
-            sizes = data["fusion_gib"]
-            value = sizes.get(str(start.tensor_parallel_size), max(sizes.values())) * GIB
-            terms.append(Estimate.around(value, data["fusion_deviation_gib"] * GIB, data["fusion_deviation_gib"] * GIB))
+            value, deviation = _by_size(data["fusion_gib"], start.tensor_parallel_size), data["fusion_deviation_gib"]
+            terms.append(_around_gib(value, deviation, deviation))
         else:
-            terms.append(_around_gib(data["tensor_gib"], data["tensor_below_gib"], data["tensor_above_gib"]))
+            value = _by_size(data["tensor_gib"], start.tensor_parallel_size)
+            terms.append(_around_gib(value, data["tensor_below_gib"], data["tensor_above_gib"]))
     if start.pipeline_parallel_size > 1:
         deviation = data["pipeline_deviation_gib"]
         terms.append(_around_gib(data["pipeline_gib"], deviation, deviation))
     return terms
 
 
-def _around_gib(value: float, below: float, above: float) -> Estimate:
-    return Estimate.around(value * GIB, below * GIB, above * GIB)
+def _by_size(sizes: Mapping[str, float], size: int) -> float:
+    """The value of a tensor parallel size, or of the largest that was measured."""
+    return float(sizes.get(str(size), max(sizes.values())))
+
+
+def _around_gib(value: float, below: float, above: float, source: str = "calibrated") -> Estimate:
+    return Estimate.around(value * GIB, below * GIB, above * GIB, source)
 
 
 def fuses_all_reduce(start: Start) -> bool:
@@ -225,7 +272,7 @@ def fuses_all_reduce(start: Start) -> bool:
 
 
 def captured_graphs(start: Start) -> int:
-    """How many graphs vLLM captures: mixed batches up to twice max_num_seqs (512 at most), decodes up to max_num_seqs."""
+    """How many graphs vLLM captures: mixed batches to twice max_num_seqs (512 at most), decodes to max_num_seqs."""
     largest = start.max_capture_size or min(2 * start.max_num_seqs, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     mixed = sum(size <= largest for size in sizes)
@@ -242,9 +289,8 @@ def cuda_graphs(shape: Dimensions, start: Start) -> Estimate:
     full = data["base_gib"] + data["layer_gib"] * layers + experts
     share = data["estimate_factor"] * captured_graphs(start) / data["graphs_of_calibration"]
     value = (data["first_graph_gib"] + full * share) * GIB
-    return Estimate.around(
-        value, value * data["estimate_below_relative"], value * data["estimate_above_relative"] + 0.15 * GIB
-    )
+    above = value * data["estimate_above_relative"] + data["estimate_above_gib"] * GIB
+    return Estimate.around(value, value * data["estimate_below_relative"], above, source_of(shape, start))
 
 
 def graphs_leave_pool(shape: Dimensions, start: Start) -> bool:
@@ -260,7 +306,7 @@ def graphs_leave_pool(shape: Dimensions, start: Start) -> bool:
 
 
 def cuda_context(start: Start) -> Estimate:
-    """What a process holds before vLLM's first look at the card: the CUDA context, and NCCL's buffers with several GPUs."""
+    """What a process holds before vLLM's first look at the card: CUDA's context, NCCL's buffers with several GPUs."""
     data = coefficients()["context"]
     several = data["parallel_gib"] if start.tensor_parallel_size * start.pipeline_parallel_size > 1 else 0.0
     return Estimate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .dimensions import Dimensions
@@ -124,6 +124,7 @@ def _sizes(
     shape: Dimensions, hosts: Sequence[Host], tensor: int | None, pipeline: int | None, expert_parallel: bool
 ) -> Iterator[tuple[int, int, int]]:
     """(tensor, pipeline, hosts), in order of preference."""
+    hosts = [host if not any(gpu.divided for gpu in host.gpus) else _alone(host) for host in hosts]
     most = max((len(host.gpus) for host in hosts), default=0)
     degrees = [tensor] if tensor else [n for n in range(1, most + 1) if not division_faults(shape, n, expert_parallel)]
     if pipeline in (None, 1):
@@ -136,6 +137,12 @@ def _sizes(
         spread = [(tp, pp) for tp in degrees if tp <= most for pp in _stages(span, most // tp, pipeline)]
         for tp, pp in sorted(spread, key=lambda sizes: (sizes[0] * sizes[1], -sizes[0])):
             yield tp, pp, span
+
+
+def _alone(host: Host) -> Host:
+    """A host with MIG devices: only one of them can serve an engine."""
+    whole = tuple(gpu for gpu in host.gpus if not gpu.divided)
+    return replace(host, gpus=whole or host.gpus[:1])
 
 
 def _stages(span: int, per_host: int, pipeline: int | None) -> Iterable[int]:

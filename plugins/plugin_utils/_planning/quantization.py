@@ -66,7 +66,7 @@ def choose_precision(
 def _judge(
     checkpoint: Mapping[str, Any], hosts: Sequence[Host], release: Release, pins: Pins, dtype: str | None
 ) -> tuple[list[str], list[dict[str, Any]], list[str]]:
-    """The catalogue's matrix of image, host and checkpoint: what is refused, what costs something, what is not known."""
+    """The catalogue's matrix of image, host and checkpoint: what is refused, what costs something, what is unknown."""
     engine_args = {**pins.values, **({"dtype": dtype} if dtype else {})}
     rules, decisions, warnings = [], [], []
     rows = {}
@@ -78,7 +78,9 @@ def _judge(
         if status == "unsupported":
             rules.append(f"{subject} on {host_name}: {reason}")
         elif status == "degraded":
-            decisions.append({"step": 1, "decision": f"{subject} works with a drawback", "why": reason, "cost": "see why"})
+            decisions.append(
+                {"step": 1, "decision": f"{subject} works with a drawback", "why": reason, "cost": "see why"}
+            )
         elif status == "unverified":
             warnings.append(f"{subject} is not verified: {reason}")
     return rules, decisions, warnings

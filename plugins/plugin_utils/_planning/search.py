@@ -49,7 +49,10 @@ def choose(case: Case) -> Choice | None:
 
 
 def _keeps_more(left: Choice, right: Choice) -> bool:
-    key = [(choice.fits, choice.goal.sequences * choice.goal.context, choice.start.tokens("low")) for choice in (left, right)]
+    key = [
+        (choice.fits, choice.goal.sequences * choice.goal.context, choice.start.tokens("low"))
+        for choice in (left, right)
+    ]
     return key[0] > key[1]
 
 
@@ -90,7 +93,9 @@ def has_room(case: Case, candidate: Start) -> bool:
         return False
     floor = 0.0 if "gpu_memory_utilization" in case.pins or "kv_cache_memory_bytes" in case.pins else None
     return all(
-        budget.headroom.value >= 0 if floor is not None else budget.headroom.low >= least_headroom(case, budget.gpu) - MIB
+        budget.headroom.value >= 0
+        if floor is not None
+        else budget.headroom.low >= least_headroom(case, budget.gpu) - MIB
         for budget in candidate.budgets
     )
 
@@ -227,7 +232,7 @@ def _step_up(value: float) -> float:
 
 
 def _with_pinned_pool(case: Case, candidate: Start, goal: Goal) -> Start:
-    """On a shared card the pool is what the goal needs, in bytes: a share of the whole card would count the others' part."""
+    """On a shared card the pool is what the goal needs, in bytes: a share of the card would count the others' part."""
     needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.budgets)
     if not goal.stated:
         needed *= 8

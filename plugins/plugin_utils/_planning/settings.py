@@ -70,7 +70,9 @@ def human_integer(value: object) -> int:
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text)
     if isinstance(value, bool) or not match:
         raise ValueError(f"{value!r} is no number")
-    return int(float(match.group(1)) * SUFFIXES.get(match.group(2), 1)) if match.group(2) else int(float(match.group(1)))
+    return (
+        int(float(match.group(1)) * SUFFIXES.get(match.group(2), 1)) if match.group(2) else int(float(match.group(1)))
+    )
 
 
 class Pins:
@@ -118,11 +120,13 @@ class Pins:
         try:
             return convert(value)
         except (TypeError, ValueError):
-            raise InstanceError(self._instance, f"engine_args.{name}", value, f"is not {wanted}", f"Set it to {wanted}.") from None
+            raise InstanceError(
+                self._instance, f"engine_args.{name}", value, f"is not {wanted}", f"Set it to {wanted}."
+            ) from None
 
 
 def read_pins(instance: Mapping[str, Any], release: Release) -> tuple[Pins, list[dict[str, Any]]]:
-    """The pins under the release's own names, and what is wrong with them: an argument or value that it does not take."""
+    """The pins under the release's own names, and what is wrong with them: arguments or values it does not take."""
     name = str(instance.get("name") or "")
     given = _mapping(instance, "engine_args", name)
     values, errors = {}, []
@@ -144,7 +148,10 @@ def _read_extra(
     words = instance.get("extra_args") or []
     if isinstance(words, str) or not all(isinstance(word, (str, int, float)) for word in words):
         raise InstanceError(
-            str(instance.get("name")), "extra_args", words, "is not a list of words",
+            str(instance.get("name")),
+            "extra_args",
+            words,
+            "is not a list of words",
             'Write a list, e.g. extra_args: ["--max-logprobs", "5"].',
         )
     values, errors = {}, []
@@ -172,7 +179,10 @@ def read_workload(instance: Mapping[str, Any]) -> Workload:
     unknown = set(given) - {"context", "sequences", "typical_context", "prefer"}
     if unknown:
         raise InstanceError(
-            name, f"workload.{min(unknown)}", given[min(unknown)], "is not a promise that a workload has",
+            name,
+            f"workload.{min(unknown)}",
+            given[min(unknown)],
+            "is not a promise that a workload has",
             "Known are context, sequences, typical_context and prefer.",
         )
     prefer = str(given.get("prefer") or "context")

@@ -36,7 +36,9 @@ def explain(plan: Mapping[str, Any]) -> str:
     """The plan as text: the verdict first, then memory, arguments, decisions, warnings, needs."""
     blocks = [
         _headline(plan),
-        _section("What would make it fit" if plan["verdict"] != "unsupported" else "Rules that are broken", plan["needs"]),
+        _section(
+            "What would make it fit" if plan["verdict"] != "unsupported" else "Rules that are broken", plan["needs"]
+        ),
         _section("Warnings", plan["warnings"]),
         _memory(plan),
         _arguments(plan),
@@ -91,7 +93,12 @@ def _memory(plan: Mapping[str, Any]) -> str:
         return ""
     lines = ["Memory (GiB; each bar is one card)"]
     for budget in plan["budget"]:
-        lines += ["", f"  {budget['host']} GPU {budget['gpu']}  {budget['name']}", f"  [{bar(budget)}]", *_terms(budget)]
+        lines += [
+            "",
+            f"  {budget['host']} GPU {budget['gpu']}  {budget['name']}",
+            f"  [{bar(budget)}]",
+            *_terms(budget),
+        ]
     return "\n".join(lines)
 
 

@@ -20,30 +20,63 @@ CARDS = {
 def gpu(index: int, card: str = "H100", others_mib: int = 0, **facts: Any) -> dict[str, Any]:
     name, total, free, capability = CARDS[card]
     return {
-        "index": index, "uuid": f"GPU-{card}-{index}", "name": name, "compute_capability": capability,
-        "memory_total_mib": total, "memory_free_mib": free - others_mib, "memory_used_by_others_mib": others_mib,
-        "processes": [], "numa_node": 0, "state": "ok", **facts,
+        "index": index,
+        "uuid": f"GPU-{card}-{index}",
+        "name": name,
+        "compute_capability": capability,
+        "memory_total_mib": total,
+        "memory_free_mib": free - others_mib,
+        "memory_used_by_others_mib": others_mib,
+        "processes": [],
+        "numa_node": 0,
+        "state": "ok",
+        **facts,
     }
 
 
 def host(*gpus: dict[str, Any], name: str = "gpu1", links: list[list[str]] | None = None) -> dict[str, Any]:
     count = len(gpus)
     linked = links or [["X" if row == column else "NV18" for column in range(count)] for row in range(count)]
-    return {"name": name, "driver_version": "580.95.05", "cuda_driver_version": "13.0", "gpus": list(gpus), "links": linked,
-            "errors": []}
+    return {
+        "name": name,
+        "driver_version": "580.95.05",
+        "cuda_driver_version": "13.0",
+        "gpus": list(gpus),
+        "links": linked,
+        "errors": [],
+    }
 
 
 def hosts(count: int = 1, card: str = "H100") -> list[dict[str, Any]]:
     return [host(*(gpu(index, card) for index in range(count)))]
 
 
-def _decoder(architecture: str, model_type: str, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int,
-             intermediate: int, vocabulary: int, positions: int, **extra: Any) -> dict[str, Any]:
+def _decoder(
+    architecture: str,
+    model_type: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocabulary: int,
+    positions: int,
+    **extra: Any,
+) -> dict[str, Any]:
     return {
-        "architectures": [architecture], "model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        "intermediate_size": intermediate, "vocab_size": vocabulary, "max_position_embeddings": positions,
-        "torch_dtype": "bfloat16", **extra,
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+        "torch_dtype": "bfloat16",
+        **extra,
     }
 
 
@@ -54,8 +87,20 @@ CONFIGS = {
     "R1-Distill-Qwen-14B": _decoder("Qwen2ForCausalLM", "qwen2", 5120, 48, 40, 8, 128, 13824, 152064, 131072),
     "Llama-3.1-8B": _decoder("LlamaForCausalLM", "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072),
     "Llama-3.1-70B": _decoder("LlamaForCausalLM", "llama", 8192, 80, 64, 8, 128, 28672, 128256, 131072),
-    "Mixtral-8x7B": _decoder("MixtralForCausalLM", "mixtral", 4096, 32, 32, 8, 128, 14336, 32000, 32768,
-                             num_local_experts=8, num_experts_per_tok=2),
+    "Mixtral-8x7B": _decoder(
+        "MixtralForCausalLM",
+        "mixtral",
+        4096,
+        32,
+        32,
+        8,
+        128,
+        14336,
+        32000,
+        32768,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
 }
 
 

@@ -8,13 +8,14 @@ import copy
 import json
 
 import pytest
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import InstanceError, plan, plan_instances
 from planning_examples import argument, checkpoint, gpu, host, hosts, instance
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import InstanceError, plan, plan_instances
 
 SEED = "R1-Distill-Qwen-14B"
 
 
-# -- the seeds' worked examples -----------------------------------------------------------------------------------------
+# -- the seeds' worked examples ---------------------------------
 def test_the_14b_distill_takes_196608_bytes_a_token():
     assert plan(instance(SEED), hosts())["kv"]["bytes_per_token"] == 196_608
 
@@ -54,7 +55,7 @@ def test_the_default_utilization_is_that_of_the_release(release, default):
     assert budget["requested_gib"]["value"] / budget["total_gib"]["value"] == pytest.approx(default, abs=0.001)
 
 
-# -- prediction ---------------------------------------------------------------------------------------------------------
+# -- prediction -------------------------------------------------
 def test_the_labs_tiny_model_has_1048576_tokens_in_1_gib():
     planned = plan(instance("tiny", "0.32.0", engine_args={"kv_cache_memory_bytes": 2**30}), hosts(2, "A100"))
     assert planned["verdict"] == "fits"
@@ -77,8 +78,14 @@ PREDICTIONS = [
 
 @pytest.mark.parametrize(("model", "release", "pins", "activation", "non_torch", "pool"), PREDICTIONS)
 def test_with_everything_pinned_a_plan_is_a_prediction(model, release, pins, activation, non_torch, pool):
-    pinned = {"gpu_memory_utilization": 0.95, "max_model_len": 8192, "max_num_seqs": 1024,
-              "max_num_batched_tokens": 8192, "tensor_parallel_size": 1, **pins}
+    pinned = {
+        "gpu_memory_utilization": 0.95,
+        "max_model_len": 8192,
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 8192,
+        "tensor_parallel_size": 1,
+        **pins,
+    }
     planned = plan(instance(model, release, engine_args=pinned), hosts(pinned["tensor_parallel_size"]))
     budget = planned["budget"][0]
     assert budget["activation_gib"]["value"] == pytest.approx(activation, abs=0.05)
@@ -103,13 +110,14 @@ def test_graphs_leave_the_pool_from_0_20_on():
     assert after["cuda_graphs_in_request"]
 
 
-# -- choice -------------------------------------------------------------------------------------------------------------
+# -- choice -----------------------------------------------------
 def test_one_card_is_preferred_and_the_idle_ones_are_offered_as_replicas():
     planned = plan(instance(workload={"context": 8192, "sequences": 8}), hosts(8))
     assert planned["parallel"]["tensor_parallel_size"] == 1
     assert planned["devices"] == {"gpu1": ["GPU-H100-0"]}
-    assert any("7 GPUs of gpu1 stay idle" in item["decision"] and "7 more replicas" in item["why"]
-               for item in planned["decisions"])
+    assert any(
+        "7 GPUs of gpu1 idle" in item["decision"] and "7 more replicas" in item["why"] for item in planned["decisions"]
+    )
 
 
 def test_the_fewest_cards_that_keep_the_promise():
@@ -129,7 +137,9 @@ def test_what_is_not_needed_is_no_argument():
     assert [item["name"] for item in planned["arguments"]] == ["max_model_len"]
 
 
-@pytest.mark.parametrize(("prefer", "kept", "cut"), [("context", "context", "sequences"), ("sequences", "sequences", "context")])
+@pytest.mark.parametrize(
+    ("prefer", "kept", "cut"), [("context", "context", "sequences"), ("sequences", "sequences", "context")]
+)
 def test_the_preference_says_which_promise_is_cut(prefer, kept, cut):
     promised = {"context": 32768, "sequences": 4, "prefer": prefer}
     planned = plan(instance(workload=promised), hosts(1, "RTX 4090"))
@@ -169,10 +179,16 @@ def test_a_typical_length_bounds_the_requests_at_once():
     assert 16 <= most <= planned["kv"]["tokens"] // 4096
 
 
-# -- pins ---------------------------------------------------------------------------------------------------------------
+# -- pins -------------------------------------------------------
 def test_every_pin_is_an_argument_with_its_value():
-    pins = {"gpu_memory_utilization": 0.5, "max_model_len": "4K", "max_num_seqs": 17, "tool_call_parser": "hermes",
-            "enable_auto_tool_choice": True, "tensor_parallel_size": 2}
+    pins = {
+        "gpu_memory_utilization": 0.5,
+        "max_model_len": "4K",
+        "max_num_seqs": 17,
+        "tool_call_parser": "hermes",
+        "enable_auto_tool_choice": True,
+        "tensor_parallel_size": 2,
+    }
     planned = plan(instance(engine_args=pins), hosts(4))
     assert {item["name"]: item["value"] for item in planned["arguments"]} == pins
     assert planned["kv"]["max_model_len"] == 4096
@@ -181,7 +197,10 @@ def test_every_pin_is_an_argument_with_its_value():
 def test_a_pin_that_the_release_does_not_know_is_found_with_the_name_that_it_has_there():
     planned = plan(instance(release="0.32.0", engine_args={"swap_space": 4, "max_model_length": 8192}), hosts())
     assert planned["verdict"] == "unsupported"
-    assert {error["variable"] for error in planned["errors"]} == {"engine_args.swap_space", "engine_args.max_model_length"}
+    assert {error["variable"] for error in planned["errors"]} == {
+        "engine_args.swap_space",
+        "engine_args.max_model_length",
+    }
     assert any("--max-model-len" in error["message"] for error in planned["errors"])
 
 
@@ -231,9 +250,11 @@ def test_an_unknown_architecture_is_a_rule_and_not_a_memory_question():
     assert any("NobodyForCausalLM" in need for need in planned["needs"])
 
 
-# -- shared cards, subsets, stability -----------------------------------------------------------------------------------
+# -- shared cards, subsets, stability ---------------------------
 def test_a_shared_card_gets_its_pool_in_bytes_and_a_start_check_that_passes():
-    planned = plan(instance(release="0.32.0", workload={"context": 8192, "sequences": 4}), [host(gpu(0, others_mib=20_000))])
+    planned = plan(
+        instance(release="0.32.0", workload={"context": 8192, "sequences": 4}), [host(gpu(0, others_mib=20_000))]
+    )
     budget = planned["budget"][0]
     pool = argument(planned, "kv_cache_memory_bytes")
     assert pool >= 4 * 8192 * 147_456
@@ -242,7 +263,9 @@ def test_a_shared_card_gets_its_pool_in_bytes_and_a_start_check_that_passes():
 
 
 def test_a_shared_card_in_a_release_without_pools_in_bytes_gets_a_smaller_share():
-    planned = plan(instance(release="0.9.2", workload={"context": 8192, "sequences": 4}), [host(gpu(0, others_mib=20_000))])
+    planned = plan(
+        instance(release="0.9.2", workload={"context": 8192, "sequences": 4}), [host(gpu(0, others_mib=20_000))]
+    )
     assert argument(planned, "kv_cache_memory_bytes") is None
     assert argument(planned, "gpu_memory_utilization") < 0.9
 
@@ -292,7 +315,7 @@ def test_a_running_plan_is_dropped_when_its_card_is_gone():
     assert plan({**wanted, "current_plan": running}, left)["devices"] == {"gpu1": ["GPU-H100-1"]}
 
 
-# -- over hosts ---------------------------------------------------------------------------------------------------------
+# -- over hosts -------------------------------------------------
 def test_what_one_host_cannot_hold_goes_over_hosts_in_stages():
     two = [host(*(gpu(index, "RTX 4090") for index in range(4)), name=name) for name in ("gpu1", "gpu2")]
     planned = plan(instance("Llama-3.1-70B", workload={"context": 4096, "sequences": 1}), two)
@@ -302,7 +325,7 @@ def test_what_one_host_cannot_hold_goes_over_hosts_in_stages():
     assert len(planned["budget"]) == planned["parallel"]["tensor_parallel_size"] * 2
 
 
-# -- several instances --------------------------------------------------------------------------------------------------
+# -- several instances ------------------------------------------
 def named(name: str, port: int, **variables):
     return {**instance(**variables), "name": name, "port": port, "checkpoint": "/models/qwen3-8b"}
 
@@ -314,16 +337,24 @@ def test_two_instances_take_two_cards():
     wanted = [named("a", 8000), named("b", 8001)]
     plans = plan_instances(wanted, hosts(2), CHECKPOINTS, ["gpu1"])
     assert [item["devices"]["gpu1"] for item in plans] == [["GPU-H100-0"], ["GPU-H100-1"]]
-    assert [(item["name"], item["port"], item["served_model_name"]) for item in plans] == [("a", 8000, "a"), ("b", 8001, "b")]
+    assert [(item["name"], item["port"], item["served_model_name"]) for item in plans] == [
+        ("a", 8000, "a"),
+        ("b", 8001, "b"),
+    ]
 
 
 def test_two_instances_on_one_card_see_each_other():
-    wanted = [named(name, port, release="0.32.0", workload={"context": 8192, "sequences": 4}) for name, port in (("a", 8000), ("b", 8001))]
+    wanted = [
+        named(name, port, release="0.32.0", workload={"context": 8192, "sequences": 4})
+        for name, port in (("a", 8000), ("b", 8001))
+    ]
     plans = plan_instances(wanted, hosts(1), CHECKPOINTS, ["gpu1"])
     assert [item["verdict"] for item in plans] == ["fits", "fits"]
     assert plans[1]["budget"][0]["others_gib"]["value"] > plans[0]["budget"][0]["weights_gib"]["value"]
     assert all(argument(item, "kv_cache_memory_bytes") for item in plans)
-    used = sum(budget["free_gib"]["value"] - budget["headroom_gib"]["low"] for item in plans for budget in item["budget"])
+    used = sum(
+        budget["free_gib"]["value"] - budget["headroom_gib"]["low"] for item in plans for budget in item["budget"]
+    )
     assert used < plans[0]["budget"][0]["total_gib"]["value"]
 
 
