@@ -174,10 +174,10 @@ def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
             f"max_model_len {pinned:,} is more than the model's {most:,}: vLLM refuses it unless rope scaling is set"
         )
     for budget in choice.start.budgets:
-        if "gpu_memory_utilization" in case.pins and 0 <= budget.headroom.low < case.headroom(budget.gpu.total_bytes):
+        if "gpu_memory_utilization" in case.pins and budget.headroom.low < case.headroom(budget.gpu.total_bytes):
             yield (
-                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {budget.headroom.low / GIB:.2f} GiB; "
-            "the checkpoint brings Python code; if vLLM asks for it, read it, then set trust_remote_code: true"
+                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {max(budget.headroom.low, 0) / GIB:.2f} GiB; "
+                f"below {case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory later"
             )
 
 

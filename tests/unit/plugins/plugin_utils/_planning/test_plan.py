@@ -368,3 +368,39 @@ def test_two_instances_cannot_have_one_name_or_port(second, variable):
 def test_a_checkpoint_that_was_not_described_is_named():
     with pytest.raises(InstanceError, match="checkpoint_info"):
         plan_instances([named("a", 8000)], hosts(), {})
+
+
+# -- warnings -----------------------------------------------------------
+def test_a_pinned_utilization_that_leaves_too_little_is_warned_of():
+    planned = plan(instance(engine_args={"gpu_memory_utilization": 0.98, "max_model_len": 8192}), hosts())
+    assert any("leaves" in warning and "run out of memory" in warning for warning in planned["warnings"])
+
+
+def test_code_in_the_checkpoint_is_warned_of_until_it_is_allowed():
+    foreign = {**checkpoint("Qwen3-8B"), "requires_trust_remote_code": True}
+    assert any("Python code" in warning for warning in plan({**instance(), "checkpoint": foreign}, hosts())["warnings"])
+    allowed = plan({**instance(trust_remote_code=True), "checkpoint": foreign}, hosts())
+    assert not any("Python code" in warning for warning in allowed["warnings"])
+    assert argument(allowed, "trust_remote_code") is True
+
+
+def test_a_context_beyond_the_model_is_warned_of_and_cut():
+    planned = plan(instance("tiny", workload={"context": 100_000, "sequences": 1}), hosts())
+    assert any("more than the model's 4,096" in warning for warning in planned["warnings"])
+    assert planned["workload"]["context"] == 4096
+
+
+def test_a_model_that_is_not_understood_is_unverified_and_wider():
+    strange = {**checkpoint("Qwen3-8B"), "known": False}
+    planned, plain = plan({**instance(), "checkpoint": strange}, hosts()), plan(instance(), hosts())
+    assert planned["budget"][0]["kv_pool_gib"]["source"] == "unverified"
+    assert planned["budget"][0]["kv_pool_gib"]["low"] < plain["budget"][0]["kv_pool_gib"]["low"]
+    assert any("unverified" in warning for warning in planned["warnings"])
+
+
+# -- pooling ------------------------------------------------------------
+def test_a_pooling_task_is_given_in_the_words_of_the_release():
+    old = plan(instance(release="0.9.2", task="embed"), hosts())
+    new = plan(instance(release="0.32.0", task="embed"), hosts())
+    assert argument(old, "task") == "embed"
+    assert (argument(new, "runner"), argument(new, "convert"), argument(new, "task")) == ("pooling", "embed", None)
