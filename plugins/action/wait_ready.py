@@ -22,6 +22,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "bytes_to_read": {"type": "int"},
     "read_mib_per_second": {"type": "int", "default": 100},
     "interval": {"type": "float", "default": 3},
+    "context": {"type": "dict", "default": {}},
 }
 # Lines of the log that go to diagnose: the cause stands above the last words of every rank.
 _DIAGNOSED_LINES = 4000
@@ -79,14 +80,14 @@ class ActionModule(ActionBase):
     def _failure(self, end: str, boot: dict[str, Any]) -> dict[str, Any]:
         unit = boot["unit"]
         failed = self._boot_info(lines=_DIAGNOSED_LINES, invocation_id=unit["invocation_id"])
-        findings = diagnose(failed["log"])
+        findings = diagnose(failed["log"], {**self._arguments["context"], "unit": unit})
         message = startup.failure_message(self._host, self._arguments["name"], unit, end, findings, failed["log"])
         log = startup.last_lines(failed["log"])
         return {**failed, "unit": unit, "log": log, "failed": True, "findings": findings, "msg": message}
 
     def _timeout(self, waited: float, in_phase: float) -> dict[str, Any]:
         boot = self._boot_info(lines=_DIAGNOSED_LINES)
-        findings = diagnose(boot["log"])
+        findings = diagnose(boot["log"], self._arguments["context"])
         message = startup.timeout_message(self._host, self._arguments["name"], boot, waited, in_phase, findings)
         log = startup.last_lines(boot["log"])
         return {**boot, "log": log, "failed": True, "findings": findings, "msg": message}

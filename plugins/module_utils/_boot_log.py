@@ -15,17 +15,45 @@ from . import _boot_log_patterns as patterns
 
 _MAX_WARNINGS = 50
 _INTEGERS = (
-    "block_size", "data_parallel_size", "kv_blocks", "kv_tokens", "max_model_len", "max_num_batched_tokens",
-    "max_num_seqs", "pipeline_parallel_size", "tensor_parallel_size",
+    "block_size",
+    "data_parallel_size",
+    "kv_blocks",
+    "kv_tokens",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "pipeline_parallel_size",
+    "tensor_parallel_size",
 )
 _TEXTS = (
-    "attention_backend", "checkpoint_filesystem", "device", "engine", "kv_cache_dtype", "model", "model_runner",
-    "quantization", "version",
+    "attention_backend",
+    "checkpoint_filesystem",
+    "device",
+    "engine",
+    "kv_cache_dtype",
+    "model",
+    "model_runner",
+    "quantization",
+    "version",
 )
 _DECIMALS = (
-    "activation_gib", "checkpoint_gib", "compile_seconds", "cuda_graph_estimate_gib", "cuda_graph_gib",
-    "cuda_graph_seconds", "equivalent_utilization", "gpu_free_gib", "gpu_memory_utilization", "gpu_total_gib",
-    "init_seconds", "kv_pool_gib", "load_seconds", "max_concurrency", "non_torch_gib", "read_seconds", "requested_gib",
+    "activation_gib",
+    "checkpoint_gib",
+    "compile_seconds",
+    "cuda_graph_estimate_gib",
+    "cuda_graph_gib",
+    "cuda_graph_seconds",
+    "equivalent_utilization",
+    "gpu_free_gib",
+    "gpu_memory_utilization",
+    "gpu_total_gib",
+    "init_seconds",
+    "kv_pool_gib",
+    "load_seconds",
+    "max_concurrency",
+    "non_torch_gib",
+    "read_seconds",
+    "requested_gib",
     "weights_gib",
 )
 _FIGURES = tuple(sorted(_INTEGERS + _TEXTS + _DECIMALS + ("enforce_eager",)))

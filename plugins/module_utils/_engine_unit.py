@@ -15,18 +15,28 @@ from . import _boot_log_patterns as patterns
 HEAD_LINES = 20000
 
 _PROPERTIES = {
-    "LoadState": "load_state", "ActiveState": "active_state", "SubState": "sub_state", "Result": "result",
-    "ExecMainCode": "exec_code", "ExecMainStatus": "exec_status", "NRestarts": "n_restarts",
-    "InvocationID": "invocation_id", "ActiveEnterTimestamp": "active_since",
+    "LoadState": "load_state",
+    "ActiveState": "active_state",
+    "SubState": "sub_state",
+    "Result": "result",
+    "ExecMainCode": "exec_code",
+    "ExecMainStatus": "exec_status",
+    "NRestarts": "n_restarts",
+    "InvocationID": "invocation_id",
+    "ActiveEnterTimestamp": "active_since",
+    "ActiveEnterTimestampMonotonic": "active_monotonic_us",
 }
-_NUMBERS = ("exec_status", "n_restarts")
+_NUMBERS = ("exec_status", "n_restarts", "active_monotonic_us")
+# An engine has logged its first line by then, if it logs at all.
+_SILENT_SECONDS = 300
 # waitid(2): CLD_EXITED, CLD_KILLED, CLD_DUMPED, as systemd shows them.
 _EXEC_CODES = {"1": "exited", "2": "killed", "3": "dumped"}
 
 
 def read_unit(run, unit):
     """Returns ``{"name", "load_state", "active_state", "sub_state", "result", "exec_code", "exec_status",
-    "n_restarts", "invocation_id", "active_since"}`` of a unit; a unit that does not exist has load_state not-found."""
+    "n_restarts", "invocation_id", "active_since", "active_monotonic_us"}`` of a unit. A unit that does not exist has
+    load_state not-found."""
     _rc, out, _err = run(["systemctl", "show", unit, "--property=" + ",".join(sorted(_PROPERTIES))])
     shown = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
     state = {"name": unit}
@@ -46,8 +56,14 @@ def read_journal(run, invocation_id, lines):
     if not invocation_id:
         return "", "", None
     journalctl = [
-        "journalctl", "--no-pager", "--quiet", "--all", "--output=cat",
-        "_SYSTEMD_INVOCATION_ID=" + invocation_id, "+", "INVOCATION_ID=" + invocation_id,
+        "journalctl",
+        "--no-pager",
+        "--quiet",
+        "--all",
+        "--output=cat",
+        "_SYSTEMD_INVOCATION_ID=" + invocation_id,
+        "+",
+        "INVOCATION_ID=" + invocation_id,
     ]
     _rc, log, err = run(["sh", "-c", f'"$@" | head -n {HEAD_LINES}', "sh"] + journalctl)
     if not log:
@@ -62,7 +78,7 @@ def phase_of(unit, logged_phase, healthy):
     """The phase of the engine: what /health and systemd say outweighs what the log says."""
     if unit["active_state"] == "failed" or unit["sub_state"] == "auto-restart":
         return patterns.FAILED
-    if not runs(unit):
+    if not _runs(unit):
         return patterns.STOPPED
     if healthy:
         return patterns.SERVING
@@ -72,8 +88,20 @@ def phase_of(unit, logged_phase, healthy):
     return logged_phase or patterns.STARTING
 
 
-def runs(unit):
-    """Whether the unit has a process: if not, whoever answers on its port is somebody else."""
+def may_listen(unit, logged_phase, version, now):
+    """Whether the engine can be who answers on its port. If not, it is somebody else, such as an engine not stopped.
+
+    It can if the unit has a process and the log says that the server was started. A log without a line of vLLM (its
+    start was rotated away, or it logs nothing) leaves only the time that has gone by since. now: time.monotonic().
+    """
+    if not _runs(unit):
+        return False
+    if version is None and logged_phase in (None, patterns.STARTING):
+        return now - unit["active_monotonic_us"] / 1e6 > _SILENT_SECONDS
+    return logged_phase in (patterns.WARMING, patterns.SERVING)
+
+
+def _runs(unit):
     return unit["active_state"] in ("active", "activating", "reloading") and unit["sub_state"] != "auto-restart"
 
 

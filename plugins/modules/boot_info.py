@@ -108,8 +108,13 @@ unit:
     active_since:
       description: When the unit became active.
       type: str
+    active_monotonic_us:
+      description: The same in microseconds of the host's monotonic clock.
+      type: int
 healthy:
-  description: Whether C(/health) answered 200; none if it was not asked.
+  description:
+    - Whether C(/health) answered 200; none if it was not asked.
+    - Who answers while the engine has not started its server is somebody else and does not count.
   returned: always
   type: bool
 phase:
@@ -182,11 +187,13 @@ errors:
   elements: str
 """
 
+import time
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 
 from ..module_utils._boot_log import parse_boot_log, redact
-from ..module_utils._engine_unit import health_url, phase_of, read_journal, read_unit, runs
+from ..module_utils._engine_unit import health_url, may_listen, phase_of, read_journal, read_unit
 
 
 def is_healthy(url, timeout):
@@ -206,7 +213,8 @@ def boot_info(run, params):
     healthy = None
     if params["health"]:
         url = health_url(params["address"], params["port"])
-        healthy = runs(unit) and is_healthy(url, params["health_timeout"])
+        ours = may_listen(unit, logged_phase, measured["version"], time.monotonic())
+        healthy = ours and is_healthy(url, params["health_timeout"])
     phase = phase_of(unit, logged_phase, healthy)
     return {
         "unit": unit,

@@ -62,8 +62,16 @@ options:
       - Seconds between two looks at the engine.
     type: float
     default: 3
+  context:
+    description:
+      - What is known beside the log, to say what to change if the start fails. C(plan), C(instance) and C(hosts), see
+        P(gpufleet.vllm.diagnose#filter).
+    type: dict
+    default: {}
 seealso:
   - module: gpufleet.vllm.boot_info
+  - plugin: gpufleet.vllm.diagnose
+    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -73,6 +81,8 @@ EXAMPLES = r"""
     address: 10.0.0.7
     port: 8000
     bytes_to_read: "{{ checkpoint.weights.total_bytes }}"
+    context:
+      plan: "{{ plan }}"
   register: boot
 """
 

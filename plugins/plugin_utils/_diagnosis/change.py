@@ -10,9 +10,12 @@ a change that is sure to be one.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
+
+from .._catalogue import Release, UnknownRelease, known_releases, release
 
 Change = dict[str, Any]
 _Proposal = Callable[[str, dict[str, str], dict[str, Any]], Change | None]
@@ -37,7 +40,7 @@ def propose(change: dict[str, Any] | None, groups: dict[str, str], context: dict
 
 
 def _current(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Any:
-    """The value now: from the line, the instance's pins, or the plan's arguments."""
+    """The value now: from the line, the instance's pins, the plan, what vLLM logged, or the release's default."""
     if "from" in groups:
         return _number(groups["from"])
     section, _dot, name = variable.rpartition(".")
@@ -46,7 +49,29 @@ def _current(variable: str, groups: dict[str, str], context: dict[str, Any]) -> 
     if pins and name in pins:
         return pins[name]
     arguments = (context.get("plan") or {}).get("arguments") or []
-    return next((argument["value"] for argument in arguments if argument["name"] == name), None)
+    planned = next((argument["value"] for argument in arguments if argument["name"] == name), None)
+    logged = (context.get("measured") or {}).get(name)
+    if planned is not None or logged is not None:
+        return planned if planned is not None else logged
+    return _default(name, context) if section == "engine_args" else None
+
+
+def release_of(context: dict[str, Any]) -> Release | None:
+    """The pinned release, or that which logged. A build's suffix (+cpu, .post1.dev2) is none of the catalogue's."""
+    plan, instance = context.get("plan") or {}, context.get("instance") or {}
+    version = (plan.get("release") or {}).get("version") or instance.get("release") or instance.get("image")
+    version = version or str((context.get("measured") or {}).get("version") or "").partition("+")[0]
+    with contextlib.suppress(UnknownRelease):
+        return release(version)
+    return None
+
+
+def _default(name: str, context: dict[str, Any]) -> Any:
+    found = release_of(context)
+    if found is None or found.argument(name) is None:
+        return None
+    gpus = [gpu for host in context.get("hosts") or [] for gpu in host.get("gpus") or []]
+    return found.default(name, gpu=gpus[0] if gpus else None)
 
 
 def _number(text: str) -> Any:
@@ -135,6 +160,19 @@ def _captured(variable: str, groups: dict[str, str], context: dict[str, Any]) ->
     return {"variable": variable, "from": _current(variable, groups, context), "to": _number(groups["to"])}
 
 
+def _release_with_architecture(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """The first release after the pinned one that has the architecture in its registry."""
+    current, architecture = release_of(context), groups.get("architecture")
+    if current is None or architecture is None or current.supports_architecture(architecture):
+        return None
+    later = known_releases()[known_releases().index(current.version) + 1 :]
+    fitting = next((version for version in later if release(version).supports_architecture(architecture)), None)
+    if fitting is None:
+        return None
+    image = (context.get("instance") or {}).get("image") or f"vllm/vllm-openai:v{current.version}"
+    return {"variable": variable, "from": image, "to": f"{image.rpartition(':')[0]}:v{fitting}"}
+
+
 def _unknown_here(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
     """The variable is known, its right value is not: no change is better than a guess."""
     return None
@@ -152,6 +190,7 @@ _PROPOSALS: dict[str, _Proposal] = {
     "next_port": _next_port,
     "quantization_of_checkpoint": _remove,
     "raise_utilization": _raise_utilization,
+    "release_with_architecture": _release_with_architecture,
     "remove": _remove,
     "template_file": _unknown_here,
     "utilization_of_free_memory": _utilization_of_free_memory,

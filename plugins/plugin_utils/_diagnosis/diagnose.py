@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils import _boot_log_patterns as patterns
+from ...module_utils._boot_log import parse_boot_log
 from .change import propose
+from .context import sharpen
 from .lines import Line, read_lines
 from .signatures import Signature, signatures
 
@@ -55,11 +57,11 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
 
     log: the journal, `docker logs` or a pasted traceback of any release from 0.6 on, several ranks mixed.
     context: optional, what is known beside the log: {"instance": one instance, "plan": its plan, "hosts": what gpu_info
-    tells, in rank order, "unit": what boot_info tells of the unit}. It sharpens changes and confidence.
+    tells, in rank order, "unit" and "measured": what boot_info tells}. It fills in changes and explanations.
     Each finding: {"class", "title", "evidence": {"line", "line_number"}, "explanation", "change": {"variable", "from",
     "to"} or None, "confidence": 0..1, "reference"}. A class is given once.
     """
-    known = context or {}
+    known = {"measured": parse_boot_log(log), **(context or {})}
     lines, serves = _relevant(read_lines(log))
     candidates = [
         found
@@ -70,7 +72,7 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     for candidate in sorted(_weighed(candidates, lines), key=_Candidate.rank):
         best.setdefault(candidate.signature.failure_class, candidate)
     findings = [_finding(candidate, known) for candidate in best.values()]
-    return findings or ([] if serves else _unknown(lines))
+    return sharpen(findings or ([] if serves else _unknown(lines)), known)
 
 
 def _relevant(lines: list[Line]) -> tuple[list[Line], bool]:

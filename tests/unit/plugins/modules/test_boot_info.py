@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -13,10 +14,17 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils import _engine_unit
 from ansible_collections.gpufleet.vllm.plugins.modules import boot_info
 
 RUNNING = {
-    "LoadState": "loaded", "ActiveState": "active", "SubState": "running", "Result": "success", "ExecMainCode": "0",
-    "ExecMainStatus": "0", "NRestarts": "1", "InvocationID": "c0ffee",
-    "ActiveEnterTimestamp": "Mon 2026-11-30 12:00:00 UTC",
+    "LoadState": "loaded",
+    "ActiveState": "active",
+    "SubState": "running",
+    "Result": "success",
+    "ExecMainCode": "0",
+    "ExecMainStatus": "0",
+    "NRestarts": "1",
+    "InvocationID": "c0ffee",
+    "ActiveEnterTimestamp": "Mon 2026-11-30 12:00:00 UTC", "ActiveEnterTimestampMonotonic": "5000000",
 }
+STARTED = "vLLM API server version 0.32.0\nINFO Starting vLLM server on http://0.0.0.0:8000\n"
 LOADING = "vLLM API server version 0.32.0\nLoading safetensors checkpoint shards:  23% Completed | 7/30 [00:10<00:33]\n"
 
 
@@ -73,15 +81,22 @@ def test_an_engine_that_loads_weights():
     assert told["healthy"] is False
     assert told["measured"]["version"] == "0.32.0"
     assert told["unit"] == {
-        "name": "vllm-chat.service", "load_state": "loaded", "active_state": "active", "sub_state": "running",
-        "result": "success", "exec_code": None, "exec_status": 0, "n_restarts": 1, "invocation_id": "c0ffee",
-        "active_since": "Mon 2026-11-30 12:00:00 UTC",
+        "name": "vllm-chat.service",
+        "load_state": "loaded",
+        "active_state": "active",
+        "sub_state": "running",
+        "result": "success",
+        "exec_code": None,
+        "exec_status": 0,
+        "n_restarts": 1,
+        "invocation_id": "c0ffee",
+        "active_since": "Mon 2026-11-30 12:00:00 UTC", "active_monotonic_us": 5000000,
     }
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_an_engine_that_answers_serves(port, address):
-    told = ask(Host(LOADING), port=port, address=address)
+    told = ask(Host(STARTED), port=port, address=address)
     assert (told["healthy"], told["phase"], told["progress"]) == (True, "serving", None)
 
 
@@ -91,9 +106,23 @@ def test_an_engine_that_listens_and_answers_503_does_not_serve(port):
     assert (told["healthy"], told["phase"]) == (False, "warming up")
 
 
-def test_somebody_else_on_the_port_is_not_our_engine(port):
-    told = ask(Host(LOADING, ActiveState="failed", SubState="failed", Result="exit-code"), port=port)
-    assert (told["healthy"], told["phase"]) == (False, "failed")
+@pytest.mark.parametrize(
+    ("host", "phase"),
+    [
+        (Host(STARTED, ActiveState="failed", SubState="failed", Result="exit-code"), "failed"),
+        (Host(STARTED, ActiveState="activating", SubState="auto-restart"), "failed"),
+        (Host(LOADING), "loading weights"),
+        (Host("", ActiveEnterTimestampMonotonic=str(int(time.monotonic() * 1e6))), "starting"),
+    ],
+)
+def test_somebody_else_on_the_port_is_not_our_engine(port, host, phase):
+    told = ask(host, port=port)
+    assert (told["healthy"], told["phase"]) == (False, phase)
+
+
+def test_an_old_engine_whose_start_is_no_longer_in_the_journal_serves(port):
+    told = ask(Host("INFO Avg prompt throughput: 12.3 tokens/s\n", ActiveEnterTimestampMonotonic="1"), port=port)
+    assert (told["healthy"], told["phase"]) == (True, "serving")
 
 
 @pytest.mark.parametrize(

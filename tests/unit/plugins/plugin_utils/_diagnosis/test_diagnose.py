@@ -239,6 +239,19 @@ def test_an_engine_that_serves_but_cannot_chat():
             {"variable": "engine_args.gpu_memory_utilization", "from": 0.8, "to": 0.85},
         ),
         ("No available memory for the cache blocks.", None, None),
+        (
+            "INFO Initializing a V1 LLM engine (v0.19.0) with config: x\nERROR No available memory for the cache blocks.",
+            None,
+            {"variable": "engine_args.gpu_memory_utilization", "from": 0.9, "to": 0.95},
+        ),
+        (
+            "Model architectures ['Qwen3NextForCausalLM'] are not supported for now.",
+            {"instance": {"image": "registry:5000/vllm/vllm-openai:v0.10.1"}},
+            {"variable": "image", "from": "registry:5000/vllm/vllm-openai:v0.10.1",
+             "to": "registry:5000/vllm/vllm-openai:v0.10.2"},
+        ),
+        ("Model architectures ['NobodyKnows'] are not supported", {"instance": {"image": "x:v0.10.1"}}, None),
+        ("Model architectures ['LlamaForCausalLM'] are not supported", {"instance": {"image": "x:v0.10.1"}}, None),
         ("Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'", None,
          {"variable": "engine_args.disable_custom_all_reduce", "from": False, "to": True}),
         (
@@ -251,3 +264,35 @@ def test_an_engine_that_serves_but_cannot_chat():
 )
 def test_the_one_change(line, context, change):
     assert first(line, context)["change"] == change
+
+
+def test_who_holds_the_memory_is_named_but_not_the_instance_itself():
+    processes = [
+        {"pid": 7, "name": "python3", "container": "trainer", "used_memory_mib": 18000},
+        {"pid": 8, "name": "VLLM::Worker", "container": "vllm-chat", "used_memory_mib": 100},
+    ]
+    context = {"plan": {"name": "chat"}, "hosts": [{"name": "gpu1", "gpus": [{"index": 1, "processes": processes}]}]}
+    explanation = first("ValueError: Free memory on device (5.02/23.64 GiB) on startup is less than desired GPU memory "
+                        "utilization (0.9, 21.28 GiB).", context)["explanation"]
+    assert explanation.endswith("On gpu1, GPU 1: python3 (pid 7) holds 18000 MiB.")
+
+
+@pytest.mark.parametrize(("driver", "named"), [("550.54.14", True), ("580.95.05", False), ("unknown", False)])
+def test_the_driver_of_the_host_is_compared_with_the_image(driver, named):
+    context = {"instance": {"image": "vllm/vllm-openai:v0.32.0"}, "hosts": [{"name": "gpu1", "driver_version": driver}]}
+    explanation = first("RuntimeError: The NVIDIA driver on your system is too old", context)["explanation"]
+    assert (f"gpu1 has driver {driver}" in explanation) is named
+
+
+@pytest.mark.parametrize(
+    "unit", [{"result": "oom-kill"}, {"result": "signal", "exec_code": "killed", "exec_status": 9}]
+)
+def test_the_kernel_that_killed_the_engine_is_seen_in_the_unit(unit):
+    log = "INFO 05-30 07:40:19 [x.py:1] Starting to load model"
+    finding = first(log, {"unit": {"name": "vllm-chat.service", **unit}})
+    assert (finding["class"], finding["change"]) == ("other", None)
+    assert "host ran out of memory" in finding["title"]
+
+
+def test_a_unit_that_was_not_killed_adds_nothing():
+    assert diagnose("hello", {"unit": {"result": "exit-code", "exec_code": "exited", "exec_status": 9}}) == []
