@@ -34,10 +34,9 @@ for playbook in "${installed}"/playbooks/*.yml; do
     ansible-playbook --inventory localhost, --syntax-check "${name}" >/dev/null
 done
 
-for kind in action filter lookup module role test; do
-    mapfile -t names < <(ansible-doc --list --type "${kind}" --json gpufleet.vllm | python -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")')
-    for name in "${names[@]}"; do
-        [[ -n ${name} ]] || continue
+for kind in filter lookup module role test; do
+    names=$(ansible-doc --list --type "${kind}" --json gpufleet.vllm | python -c 'import json, sys; print(*json.load(sys.stdin))')
+    for name in ${names}; do
         echo "artifact: ansible-doc --type ${kind} ${name}"
         ansible-doc --type "${kind}" "${name}" >/dev/null
     done
