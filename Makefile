@@ -55,7 +55,8 @@ $(VENV)/test.done: requirements/test.txt tools/ci/venv.sh $(VENV)/run.done
 	@touch $@
 
 .PHONY: lint yamllint ruff mypy shellcheck ansible-lint
-lint: yamllint ruff mypy shellcheck ansible-lint ## yamllint, ruff, mypy, shellcheck, ansible-lint (profile production)
+lint: venv-test ## yamllint, ruff, mypy, shellcheck, ansible-lint (profile production)
+	@$(MAKE) --keep-going yamllint ruff mypy shellcheck ansible-lint
 
 yamllint: venv-test
 	@echo "lint: yamllint" && yamllint --strict .

@@ -28,7 +28,7 @@ def run(stage: str, position: str) -> Result:
     print(f"\n=== {position} {stage}", flush=True)
     start = time.monotonic()
     process = subprocess.run(
-        ["make", "--no-print-directory", "--keep-going", stage], stdin=subprocess.DEVNULL, check=False
+        ["make", "--no-print-directory", stage], stdin=subprocess.DEVNULL, check=False
     )
     result = Result(stage, process.returncode == 0, time.monotonic() - start)
     print(f"=== {position} {stage}: {'passed' if result.passed else 'FAILED'} in {result.seconds:.0f} s", flush=True)
