@@ -257,6 +257,12 @@ RANK = re.compile(r"\((?P<name>[A-Za-z]\w*)(?: rank=(?P<rank>\d+))? pid=(?P<pid>
 # Labels that every rank has alike: the process tells them apart.
 ANONYMOUS = re.compile(r"^(?:VllmWorker|VllmWorkerProcess|RayWorkerWrapper|RayWorkerProc|RayWorkerVllm)$")
 
+# What a message has before it: host and unit, process, level, time and place.
+PREFIX = re.compile(
+    r"^(?:\S+ +\d+ [\d:]{8} \S+ \S+\[\d+\]: |\S+  ?\| )?(?:\(\w+(?: rank=\d+)? pid=\d+[^)]*\) )*"
+    r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d )?(?:\[\S+:\d+\] |\S+\.py:\d+\] )?"
+)
+
 WARNING = re.compile(r"\bWARNING\b:? (?:\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[[^\]]+\] |\S+\.py:\d+\] )?(?P<text>.*)")
 
 # Secrets that vLLM, Docker or a user may have put into a log.

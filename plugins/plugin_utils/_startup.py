@@ -8,15 +8,14 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from typing import Any
+
+from ..module_utils import _boot_log_patterns as patterns
 
 _MIB = 1 << 20
 _COLUMNS = 100
 _LAST_LINES = 40
-# What a message in the log has before it: process, level, time and place.
-_LOG_PREFIX = re.compile(r"^(?:\(\w+[^)]*\) )*(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d )?(?:\[\S+:\d+\] |\S+\.py:\d+\] )?")
 
 # How long a phase may last, in seconds, before it is taken for stuck. Generous on purpose: a stop of an engine that
 # would have served costs more than some minutes. Public start-up logs show 75 s for compiling, 151 s for capturing
@@ -120,7 +119,7 @@ def _wrap(text: str) -> str:
 def _finding_lines(finding: dict[str, Any]) -> list[str]:
     change = finding["change"]
     advice = f"Change: {change['variable']} from {change['from']} to {change['to']}" if change else None
-    evidence = _LOG_PREFIX.sub("", finding["evidence"]["line"])
+    evidence = patterns.PREFIX.sub("", finding["evidence"]["line"])
     return [_wrap(f"Evidence: {evidence}"), advice or _wrap(finding["explanation"])]
 
 

@@ -63,10 +63,11 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     """
     known = {"measured": parse_boot_log(log), **(context or {})}
     lines, serves = _relevant(read_lines(log))
+    messages = _messages(lines)
     candidates = [
         found
         for signature in signatures()
-        if (signature.while_serving or not serves) and (found := _first_match(signature, lines))
+        if (signature.while_serving or not serves) and (found := _first_match(signature, lines, messages))
     ]
     best: dict[str, _Candidate] = {}
     for candidate in sorted(_weighed(candidates, lines), key=_Candidate.rank):
@@ -86,26 +87,39 @@ def _relevant(lines: list[Line]) -> tuple[list[Line], bool]:
     return later, serving >= 0 and not any(_ENDS.search(line.text) for line in later)
 
 
-def _first_match(signature: Signature, lines: list[Line]) -> _Candidate | None:
+def _first_match(signature: Signature, lines: list[Line], messages: dict[str, list[int]]) -> _Candidate | None:
     found = [
-        (line, match)
-        for index, line in enumerate(lines)
-        if (match := _match(signature, line)) and (signature.near is None or _has_near(signature.near, index, lines))
+        (index, match)
+        for message, indices in messages.items()
+        if (match := _match(signature, message))
+        for index in indices
+        if _may_stand_in(signature, lines[index])
+        and (signature.near is None or _has_near(signature.near, index, lines))
     ]
     if len(found) < signature.repeated:
         return None
-    line, match = found[0]
+    index, match = min(found, key=lambda one: one[0])
     groups = {name: text for name, text in match.groupdict().items() if text}
-    return _Candidate(signature, line, groups, signature.confidence)
+    return _Candidate(signature, lines[index], groups, signature.confidence)
 
 
-def _match(signature: Signature, line: Line) -> re.Match[str] | None:
-    if (line.harmless and not signature.any_level) or (signature.phases and line.phase not in signature.phases):
+def _may_stand_in(signature: Signature, line: Line) -> bool:
+    return (signature.any_level or not line.harmless) and (not signature.phases or line.phase in signature.phases)
+
+
+def _match(signature: Signature, message: str) -> re.Match[str] | None:
+    match = signature.match.search(message)
+    if match is None or (signature.unless and signature.unless.search(message)):
         return None
-    match = signature.match.search(line.text)
-    if match is None or (signature.unless and signature.unless.search(line.text)):
-        return None
-    return None if signature.with_ and not signature.with_.search(line.text) else match
+    return None if signature.with_ and not signature.with_.search(message) else match
+
+
+def _messages(lines: list[Line]) -> dict[str, list[int]]:
+    """Where each message stands. Every rank writes the same traceback: it is enough to look at it once."""
+    messages: dict[str, list[int]] = {}
+    for index, line in enumerate(lines):
+        messages.setdefault(line.message, []).append(index)
+    return messages
 
 
 def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:

@@ -32,13 +32,14 @@ _EXCEPTION = re.compile(r"(?:^|[\s\]])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exc
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the log. number counts from 1.
+    """One line of the log. number counts from 1; message is the text without process, level, time and place.
 
     harmless: it was logged as INFO, DEBUG or WARNING. alarming: it was logged as an error, or raised.
     """
 
     number: int
     text: str
+    message: str
     phase: str
     harmless: bool
     in_traceback: bool
@@ -63,7 +64,8 @@ def _lines(log: str) -> Iterator[Line]:
         inside = traceback_left > 0 and not harmless
         traceback_left = _traceback_left(traceback_left - 1, text, exception)
         alarming = inside or exception or (not harmless and bool(_ALARM.search(text)))
-        yield Line(number, text.strip(), phase, harmless, inside, exception, alarming)
+        message = patterns.PREFIX.sub("", text).strip()
+        yield Line(number, text.strip(), message, phase, harmless, inside, exception, alarming)
 
 
 def _traceback_left(left: int, text: str, exception: bool) -> int:

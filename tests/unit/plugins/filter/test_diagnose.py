@@ -13,7 +13,8 @@ diagnose = FilterModule().filters()["diagnose"]
 
 
 def test_a_log_becomes_findings():
-    assert [finding["class"] for finding in diagnose("RuntimeError: No CUDA GPUs are available")] == ["container_runtime"]
+    findings = diagnose("RuntimeError: No CUDA GPUs are available")
+    assert [finding["class"] for finding in findings] == ["container_runtime"]
 
 
 def test_the_context_is_passed_on():

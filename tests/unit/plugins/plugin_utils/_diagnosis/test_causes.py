@@ -240,7 +240,7 @@ def test_an_engine_that_serves_but_cannot_chat():
         ),
         ("No available memory for the cache blocks.", None, None),
         (
-            "INFO Initializing a V1 LLM engine (v0.19.0) with config: x\nERROR No available memory for the cache blocks.",
+            "INFO Initializing a V1 LLM engine (v0.19.0) with config:\nERROR No available memory for the cache blocks.",
             None,
             {"variable": "engine_args.gpu_memory_utilization", "from": 0.9, "to": 0.95},
         ),
