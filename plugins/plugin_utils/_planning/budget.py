@@ -10,7 +10,7 @@ vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = tot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from .._catalogue import Release
 from . import overhead
 from .dimensions import Dimensions
 from .estimate import Estimate, remainder, total
+from .extras import Extras
 from .hosts import Gpu
 from .kv_cache import KVCacheLayout, kv_cache_layout
 from .parallelism import Layout
@@ -35,7 +36,7 @@ class Model:
     release: Release
     generates: bool
     unverified: bool
-    drafter_bytes: int
+    extras: Extras
     cache: dict[Any, Any]
     receipt: Receipt | None = None
 
@@ -170,9 +171,13 @@ class Start:
         return self.model.kv(self.layout, self.settings)
 
     def pools(self, bound: str) -> list[int]:
-        """The KV pool of each pipeline stage: the least over its GPUs. bound is value, low or high."""
+        """The KV pool of each pipeline stage: the least over its GPUs. bound is value, low or high.
+
+        A draft model's layers keep a cache, too: what they take is not there for the model's.
+        """
+        share = self.model.shape.num_layers / (self.model.shape.num_layers + self.model.extras.draft_layers or 1)
         return [
-            int(max(0, min(getattr(budget.pool, bound) for budget in self.budgets if budget.stage == stage)))
+            int(share * max(0, min(getattr(budget.pool, bound) for budget in self.budgets if budget.stage == stage)))
             for stage in range(self.layout.pipeline_parallel_size)
         ]
 
@@ -266,8 +271,8 @@ def _gpu_budget(
     activation, non_torch, graphs = terms
     in_request = overhead.graphs_leave_pool(model.shape, facts)
     requested = gpu.total_bytes * settings.gpu_memory_utilization
-    drafter = model.drafter_bytes / facts.tensor_parallel_size
-    weights = replace(weights, value=weights.value + drafter, low=weights.low, high=weights.high + 2 * drafter)
+    if stage == facts.pipeline_parallel_size - 1:
+        weights = total((weights, model.extras.weights(facts.tensor_parallel_size)))
     offloaded = min(settings.cpu_offload_bytes, weights.low)
     weights = Estimate(weights.value - offloaded, weights.low - offloaded, weights.high - offloaded, weights.source)
     if model.receipt and model.receipt.counts_for(facts.tensor_parallel_size, facts.pipeline_parallel_size):

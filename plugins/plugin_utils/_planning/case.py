@@ -19,6 +19,7 @@ from .budget import Model
 from .dimensions import Dimensions, dimensions
 from .errors import InstanceError
 from .estimate import GIB, MIB
+from .extras import read_extras
 from .hosts import Host, read_hosts
 from .quantization import Precision, choose_precision
 from .receipts import read_receipt
@@ -26,8 +27,8 @@ from .settings import CONTEXT_WITHOUT_WORKLOAD, Pins, Workload, read_pins, read_
 
 POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward", "rerank", "pooling"}
 
-UNVERIFIED_MODEL_TYPES = {"deepseek_v4"}
-"""Models whose measured memory the formulas do not explain yet: all their terms are unverified."""
+UNVERIFIED_ARCHITECTURES = ("DeepseekV4",)
+"""How the architectures begin whose measured memory the formulas do not explain: all their terms are unverified."""
 
 HEADROOM_RELATIVE = 0.02
 HEADROOM_LEAST = 0.25 * GIB
@@ -69,7 +70,7 @@ class Case:
     headroom_mib: int | None
     errors: tuple[Mapping[str, Any], ...]
     checkpoint_name: str
-    receipt_warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def shape(self) -> Dimensions:
@@ -98,13 +99,21 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     name = str(instance.get("name") or "unnamed")
     release = read_release(instance, name)
     checkpoint = instance.get("checkpoint")
-    if not isinstance(checkpoint, Mapping) or not checkpoint.get("layers"):
+    if not isinstance(checkpoint, Mapping) or "layers" not in checkpoint:
         raise InstanceError(
             name,
             "checkpoint",
             checkpoint if isinstance(checkpoint, str) else "...",
             "is not a described checkpoint",
             "Give what gpufleet.vllm.checkpoint_info returns for its folder.",
+        )
+    if not checkpoint["layers"]:
+        raise InstanceError(
+            name,
+            "checkpoint",
+            checkpoint.get("architecture"),
+            "has no layers that could be counted",
+            "Compare its config.json with the published one: num_hidden_layers or its like is missing.",
         )
     checkpoint_name = fingerprint(checkpoint)
     pins, errors = read_pins(instance, release)
@@ -114,6 +123,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     task = str(instance.get("task") or checkpoint.get("task") or "generate")
     precision = choose_precision(shape, checkpoint, read, release, pins)
     cards = list(dict.fromkeys(gpu.name for host in read for gpu in host.gpus))
+    extras, extra_warnings = read_extras(checkpoint, pins)
     receipt, receipt_warnings = read_receipt(instance, release.version, cards)
     model = Model(
         checkpoint=checkpoint,
@@ -121,7 +131,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
         release=release,
         generates=task not in POOLING_TASKS,
         unverified=is_unverified(checkpoint),
-        drafter_bytes=drafter_bytes(checkpoint, pins),
+        extras=extras,
         cache=_cache_of(checkpoint_name, release.version),
         receipt=receipt,
     )
@@ -139,7 +149,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
         headroom_mib=_headroom(instance, name),
         errors=tuple(errors),
         checkpoint_name=checkpoint_name,
-        receipt_warnings=tuple(receipt_warnings),
+        warnings=(*receipt_warnings, *extra_warnings),
     )
 
 
@@ -178,17 +188,8 @@ def _headroom(instance: Mapping[str, Any], name: str) -> int | None:
 
 
 def is_unverified(checkpoint: Mapping[str, Any]) -> bool:
-    types = {checkpoint.get("model_type"), checkpoint.get("text_model_type")}
-    return checkpoint.get("known") is False or bool(types & UNVERIFIED_MODEL_TYPES)
-
-
-def drafter_bytes(checkpoint: Mapping[str, Any], pins: Pins) -> int:
-    """Weights of the checkpoint's own multi-token prediction layers, loaded only for speculative decoding with them."""
-    speculation = pins.mapping("speculative_config")
-    if not speculation or "mtp" not in str(speculation.get("method") or ""):
-        return 0
-    group = (checkpoint.get("weights") or {}).get("groups", {}).get("drafter", {})
-    return int(group.get("bytes") or 0)
+    names = checkpoint.get("architectures") or ()
+    return checkpoint.get("known") is False or any(str(name).startswith(UNVERIFIED_ARCHITECTURES) for name in names)
 
 
 def fingerprint(value: Any) -> str:

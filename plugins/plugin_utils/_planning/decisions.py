@@ -148,7 +148,7 @@ def warnings_of(case: Case, choice: Choice | None) -> list[str]:
     checkpoint = case.model.checkpoint
     warnings = [str(warning) for warning in checkpoint.get("warnings") or ()]
     warnings += [f"{finding.get('title')}: {finding.get('next')}" for finding in checkpoint.get("findings") or ()]
-    warnings += [*case.precision.warnings, *case.receipt_warnings]
+    warnings += [*case.precision.warnings, *case.warnings]
     if case.model.unverified:
         warnings.append(
             f"unverified: the memory of {case.shape.model_type} is not understood; the low end is planned with"
@@ -176,8 +176,8 @@ def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
     for budget in choice.start.budgets:
         if "gpu_memory_utilization" in case.pins and budget.headroom.low < case.headroom(budget.gpu.total_bytes):
             yield (
-                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves {max(budget.headroom.low, 0) / GIB:.2f} GiB; "
-                f"below {case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory later"
+                f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves "
+                f"{max(budget.headroom.low, 0) / GIB:.2f} GiB; below {case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory later"
             )
 
 

@@ -49,11 +49,14 @@ def choose(case: Case) -> Choice | None:
 
 
 def _keeps_more(left: Choice, right: Choice) -> bool:
-    key = [
-        (choice.fits, choice.goal.sequences * choice.goal.context, choice.start.tokens("low"))
-        for choice in (left, right)
-    ]
-    return key[0] > key[1]
+    return _kept(left) > _kept(right)
+
+
+def _kept(choice: Choice) -> tuple[bool, int, int, float]:
+    """What a choice keeps of the promise; where nothing fits, how near it comes."""
+    promised = choice.goal.sequences * choice.goal.context if choice.fits else 0
+    nearest_pool = min(budget.pool.low for budget in choice.start.budgets)
+    return choice.fits, promised, choice.start.tokens("low"), nearest_pool
 
 
 def case_layouts(case: Case) -> Iterator[Layout]:

@@ -404,3 +404,41 @@ def test_a_pooling_task_is_given_in_the_words_of_the_release():
     new = plan(instance(release="0.32.0", task="embed"), hosts())
     assert argument(old, "task") == "embed"
     assert (argument(new, "runner"), argument(new, "convert"), argument(new, "task")) == ("pooling", "embed", None)
+
+
+# -- what pinned features take ------------------------------------------
+def weights_with(**pins):
+    planned = plan(instance(engine_args={"max_model_len": 8192, **pins}), hosts())
+    return planned, planned["budget"][0]["weights_gib"]["value"]
+
+
+def test_lora_slots_are_counted():
+    _, plain = weights_with()
+    planned, wide = weights_with(enable_lora=True, max_loras=4, max_lora_rank=64)
+    # 4 slots x 64 x 2 B x 36 layers x (in + out of q 8192, k and v 5120 each, o 8192, gate and up 16384 each, down
+    # 16384) = 1.3 GiB.
+    assert wide - plain == pytest.approx(1.3, abs=0.2)
+    assert planned["verdict"] == "fits"
+
+
+def test_a_draft_model_that_is_not_described_widens_the_plan_and_says_so():
+    plain, _ = weights_with()
+    planned, _ = weights_with(
+        speculative_config={"method": "eagle3", "model": "/models/eagle", "num_speculative_tokens": 3}
+    )
+    assert any("draft model" in warning for warning in planned["warnings"])
+    assert planned["kv"]["tokens_low"] < plain["kv"]["tokens_low"]
+    unassisted, _ = weights_with(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert unassisted["warnings"] == plain["warnings"]
+
+
+def test_offloaded_weights_leave_the_card():
+    _, plain = weights_with()
+    _, offloaded = weights_with(cpu_offload_gb=10)
+    assert plain - offloaded == pytest.approx(10, abs=0.01)
+
+
+def test_where_nothing_fits_the_largest_division_is_shown():
+    planned = plan(instance("Llama-3.1-70B"), hosts(2, "RTX 4090"))
+    assert planned["verdict"] == "does_not_fit"
+    assert len(planned["budget"]) == 2
