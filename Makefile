@@ -71,7 +71,7 @@ shellcheck: venv-test
 	@echo "lint: shellcheck" && tools/ci/shell_files.sh | xargs --no-run-if-empty shellcheck
 
 ansible-lint: venv-test
-	@echo "lint: ansible-lint" && ansible-lint
+	@echo "lint: ansible-lint" && ansible-lint --nocolor --format pep8
 
 .PHONY: unit
 unit: venv-test ## pytest of tests/unit
