@@ -1,10 +1,11 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a log to its causes. Private to the collection."""
+"""From a log to its causes, and from these to the next change. Private to the collection."""
 
 from __future__ import annotations
 
 from .diagnose import diagnose
+from .ladder import ladder
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "ladder"]

@@ -85,8 +85,25 @@ def _number(text: str) -> Any:
         return text
 
 
-def _double(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+def _double_tensor_parallel(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """Twice the GPUs for each layer, if one host has them and the attention heads can be divided."""
     current = _current(variable, groups, context) or 1
+    hosts = context.get("hosts") or []
+    heads = ((context.get("instance") or {}).get("checkpoint") or {}).get("num_attention_heads")
+    if hosts and 2 * current > min(len(host.get("gpus") or []) for host in hosts):
+        return None
+    if heads and heads % (2 * current):
+        return None
+    return {"variable": variable, "from": current, "to": 2 * current}
+
+
+def _double_pipeline_parallel(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """Twice the stages, if the hosts have the GPUs for them."""
+    current = _current(variable, groups, context) or 1
+    tensor = _current("engine_args.tensor_parallel_size", {}, context) or 1
+    gpus = sum(len(host.get("gpus") or []) for host in context.get("hosts") or [])
+    if gpus and 2 * current * tensor > gpus:
+        return None
     return {"variable": variable, "from": current, "to": 2 * current}
 
 
@@ -108,10 +125,17 @@ def _estimated_max_model_len(variable: str, groups: dict[str, str], context: dic
 
 def _raise_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
     current = _current(variable, groups, context)
-    if current is None or current >= _LARGEST_UTILIZATION:
+    larger = min(_largest_utilization(context), (current or 0) + _UTILIZATION_STEP)
+    if current is None or larger <= current:
         return None
-    larger = min(_LARGEST_UTILIZATION, current + _UTILIZATION_STEP)
     return {"variable": variable, "from": current, "to": round(larger, 2)}
+
+
+def _largest_utilization(context: dict[str, Any]) -> float:
+    """The share that is free on the tightest GPU, rounded down, where that is known."""
+    gpus = [gpu for host in context.get("hosts") or [] for gpu in host.get("gpus") or []]
+    shares = [gpu["memory_free_mib"] / gpu["memory_total_mib"] - _MARGIN for gpu in gpus if gpu.get("memory_total_mib")]
+    return min([_LARGEST_UTILIZATION, *(math.floor(share * 100) / 100 for share in shares)])
 
 
 def _lower_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
@@ -181,7 +205,8 @@ def _unknown_here(variable: str, groups: dict[str, str], context: dict[str, Any]
 _PROPOSALS: dict[str, _Proposal] = {
     "captured": _captured,
     "dividing_tensor_parallel_size": _dividing_tensor_parallel_size,
-    "double": _double,
+    "double_pipeline_parallel": _double_pipeline_parallel,
+    "double_tensor_parallel": _double_tensor_parallel,
     "estimated_max_model_len": _estimated_max_model_len,
     "halve": _halve,
     "lower_utilization": _lower_utilization,
