@@ -17,6 +17,13 @@ options:
     description: One plan, or a list of plans.
     type: raw
     required: true
+  format:
+    description:
+      - V(text) for a terminal of 100 columns.
+      - V(html) for one self-contained page of the whole fleet, without scripts and without network, light and dark.
+    type: str
+    choices: [text, html]
+    default: text
 seealso:
   - plugin: gpufleet.vllm.plan
     plugin_type: filter
@@ -28,11 +35,19 @@ EXAMPLES = r"""
 - name: Say what was planned, and why
   ansible.builtin.debug:
     msg: "{{ my_plans | gpufleet.vllm.explain }}"
+
+- name: Write the report of the whole fleet
+  ansible.builtin.copy:
+    content: "{{ all_plans | gpufleet.vllm.explain(format='html') }}"
+    dest: "{{ playbook_dir }}/report.html"
+    mode: "0644"
+  delegate_to: localhost
+  run_once: true
 """
 
 RETURN = r"""
 _value:
-  description: The text; several plans are parted by a line.
+  description: The text, in which several plans are parted by a line, or the page.
   type: str
 """
 
@@ -42,14 +57,19 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils._report import explain as explain_plan
+from ..plugin_utils._report import fleet_page
 
 RULE = "\n" + "-" * 100 + "\n\n"
 
 
-def explain(plans: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
-    """The text of one plan or of several. Raises AnsibleFilterError for anything else."""
+def explain(plans: Mapping[str, Any] | Sequence[Mapping[str, Any]], format: str = "text") -> str:
+    """The text or the page of one plan or of several. Raises AnsibleFilterError for anything else."""
+    if format not in ("text", "html"):
+        raise AnsibleFilterError(f"gpufleet.vllm.explain: format {format!r} is unknown; write text or html.")
     several = [plans] if isinstance(plans, Mapping) else plans
     try:
+        if format == "html":
+            return fleet_page(several)
         return RULE.join(explain_plan(plan) for plan in several)
     except (KeyError, TypeError, AttributeError) as error:
         raise AnsibleFilterError(

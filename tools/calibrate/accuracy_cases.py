@@ -142,7 +142,7 @@ def _host(record: dict[str, Any]) -> dict[str, Any]:
     name = record["gpu"] or "unknown"
     total = round((record["gpu_total_gib"] or 80.0) * 1024)
     capability = next((value for key, value in CAPABILITIES.items() if key in name.replace("-", " ")), None)
-    gpu = {
+    gpu: dict[str, Any] = {
         "name": name,
         "compute_capability": capability,
         "memory_total_mib": total,

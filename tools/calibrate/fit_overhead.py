@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / ".collections"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / ".collections"), str(ROOT / "tools" / "calibrate")]
 
 from accuracy_cases import Case, load_cases  # noqa: E402
 

@@ -177,7 +177,8 @@ def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
         if "gpu_memory_utilization" in case.pins and budget.headroom.low < case.headroom(budget.gpu.total_bytes):
             yield (
                 f"{budget.gpu.label}: the pinned gpu_memory_utilization leaves "
-                f"{max(budget.headroom.low, 0) / GIB:.2f} GiB; below {case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory later"
+                f"{max(budget.headroom.low, 0) / GIB:.2f} GiB; below "
+                f"{case.headroom(budget.gpu.total_bytes) / GIB:.2f} GiB vLLM may run out of memory later"
             )
 
 

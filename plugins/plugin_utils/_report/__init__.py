@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from .html import fleet_page
 from .text import explain
 
-__all__ = ["explain"]
+__all__ = ["explain", "fleet_page"]

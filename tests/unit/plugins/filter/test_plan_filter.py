@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
+
 import pytest
 from ansible.errors import AnsibleFilterError
 
@@ -110,3 +112,46 @@ def test_explain_refuses_what_is_no_plan():
     for other in ({}, "text", 3, [{"verdict": "fits"}]):
         with pytest.raises(AnsibleFilterError, match="not a plan"):
             explain(other)
+
+
+class Page(HTMLParser):
+    """Collects what a page needs from elsewhere, and checks that what is opened is closed."""
+
+    EMPTY = {"meta", "br"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.tags = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("href", "src")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_from_elsewhere():
+    text = explain(planned(workload={"context": 8192, "sequences": 8}) + planned(name="second"), format="html")
+    page = Page(text)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert all(f'id="{link[1:]}"' in text for link in page.links)
+    assert "prefers-color-scheme: dark" in text
+    assert "://" not in text
+
+
+def test_the_page_says_warnings_first_and_escapes_names():
+    odd = planned(name="<b>odd", engine_args={"gpu_memory_utilization": 0.98, "max_model_len": 8192})
+    text = explain(odd, format="html")
+    assert "<b>odd" not in text
+    assert text.index("run out of memory") < text.index("<h2>Instances</h2>")
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(AnsibleFilterError, match="text or html"):
+        explain(planned(), format="pdf")
