@@ -1,0 +1,71 @@
+"""The engine that the playbook deployed: what runs, what it answers, and what nobody can see of it."""
+
+from __future__ import annotations
+
+import json
+
+
+def request(host, route, body, header=""):
+    command = f"curl --silent --max-time 60 --write-out '\n%{{http_code}}' {header} --header 'Content-Type: application/json' "
+    output = host.check_output(f"{command} http://127.0.0.1:8000{route} --data '{json.dumps(body)}'")
+    text, status = output.rsplit("\n", 1)
+    return int(status), text
+
+
+def test_the_unit_runs_and_is_enabled(host):
+    service = host.service("vllm-demo")
+    assert service.is_running, host.run("journalctl --unit vllm-demo --lines 50 --no-pager").stdout
+    assert service.is_enabled
+
+
+def test_the_unit_reads_as_one_docker_run(host):
+    unit = host.file("/etc/systemd/system/vllm-demo.service").content_string
+    start = unit.index("ExecStart=/usr/bin/docker run")
+    lines = [line.strip(" \\") for line in unit[start : unit.index("ExecStop=")].splitlines()]
+    assert "vllm/vllm-openai:v0.32.0 /models/tiny-chat" in lines
+    assert "--ipc=host" in lines
+    assert "--env HF_HUB_OFFLINE=1" in lines
+    assert "--volume /data/models/tiny-chat:/models/tiny-chat:ro" in lines
+    assert "--env-file /etc/vllm/demo/engine.env" in lines
+    assert any(line.startswith('--gpus "\\"device=GPU-') for line in lines)
+
+
+def test_a_crash_loop_ends(host):
+    properties = host.check_output("systemctl show vllm-demo --property StartLimitBurst,Restart")
+    assert "StartLimitBurst=3" in properties
+    assert "Restart=on-failure" in properties
+
+
+def test_it_is_offline(host):
+    assert host.check_output("ip route show default") == ""
+
+
+def test_it_completes_with_the_key(host, api_key):
+    host.run(f"printf 'Authorization: Bearer {api_key}' > /run/test-authorization")
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 64, "temperature": 0}
+    status, text = request(host, "/v1/chat/completions", body, "--header @/run/test-authorization")
+    host.run("rm /run/test-authorization")
+    assert status == 200, text
+    # What roles/lab/files/checkpoint/make_checkpoint.py taught it: weights, tokenizer and chat template all arrived.
+    assert json.loads(text)["choices"][0]["message"]["content"] == "Hello from a real vLLM on a simulated GPU host."
+
+
+def test_it_refuses_without_the_key(host):
+    status, _text = request(host, "/v1/chat/completions", {"model": "demo", "messages": []})
+    assert status == 401
+
+
+def test_the_key_is_only_in_its_file(host, api_key):
+    file = host.file("/etc/vllm/demo/engine.env")
+    assert (file.user, file.mode) == ("root", 0o600)
+    assert len(api_key) == 40
+    assert api_key not in host.check_output("ps -eww -o args")
+    assert api_key not in host.check_output("journalctl --no-pager")
+    found = host.run("grep --recursive --files-with-matches -e '%s' /etc/systemd /etc/vllm /var/lib/vllm", api_key)
+    assert found.stdout.split() == ["/etc/vllm/demo/engine.env"]
+
+
+def test_vllm_measured_what_was_planned(receipt, plan):
+    # 1 GiB at 2 x 4 layers x 2 heads x 32 x 2 bytes = 1,024 bytes a token.
+    assert plan["kv"]["tokens"] == 1024**3 // 1024
+    assert receipt["measured"]["kv_tokens"] == plan["kv"]["tokens"]
