@@ -61,18 +61,56 @@ Both functions return one dict of plain JSON values. All sizes are bytes, all le
 ``weights`` (dict)
     ``source`` (``config``: counted from the shape; ``safetensors``: read from the headers), ``total_bytes``,
     ``total_parameters``, ``groups`` ``{group: {"bytes", "parameters"}}``.
+    ``counted`` ``{group: bytes}``: with ``safetensors``, what the shape alone gives.
 ``requires_trust_remote_code`` (bool), ``remote_code`` (list of Python files that would run)
-``findings`` (list of ``{"class", "title", "evidence", "next"}``), ``warnings`` (list of str)
+``findings`` (list of ``{"class", "title", "evidence", "next", "severity"}``), ``warnings`` (list of str)
+    severity ``error``: the model would not load, or would be wrong; ``warning``: it loads, something is missing.
+
+`describe_checkpoint` adds
+
+``kind`` (``model``, ``adapter`` or ``drafter``), ``path``, ``layout``, ``revision`` (see ``_checkpoint_location``)
+``complete`` (bool: no finding of severity error), ``would_start_offline`` (bool: nor does anything have to be fetched)
+``files`` ``{"count", "total_bytes", "hashed"}``, ``tokenizer`` ``{"files", "chat_template"}``
+``generation_config`` (dict or None), ``sentence_transformers`` (dict or None), ``adapters`` ``{folder: {...}}``
 """
 
 from __future__ import annotations
 
-import json
-
-from . import _shape_attention, _shape_mlp, _shape_quantization, _shape_rotary, _shape_tensors, _shape_towers
-from ._shape_config import read_int, stored_dtype, text_config
+from . import (
+    _checkpoint_directory,
+    _shape_attention,
+    _shape_mlp,
+    _shape_quantization,
+    _shape_rotary,
+    _shape_tensors,
+    _shape_towers,
+)
+from ._checkpoint_directory import remote_code
+from ._checkpoint_files import finding, read_json, read_weights, total_size
+from ._checkpoint_hash import manifest_of_cache, read_manifest, verify
+from ._checkpoint_location import locate
+from ._checkpoint_tensors import sum_tensors
+from ._shape_config import DTYPE_BYTES, max_model_len, read_int, stored_dtype, text_config
 from ._shape_families import is_known
 from ._shape_size import count_weights
+
+TASKS = (
+    ("ForSequenceClassification", "classify"),
+    ("ForTokenClassification", "classify"),
+    ("ForRewardModel", "reward"),
+    ("ForProcessRewardModel", "reward"),
+    ("RewardModel", "reward"),
+    ("EmbeddingModel", "embed"),
+    ("ForTextEncoding", "embed"),
+    ("WhisperForConditionalGeneration", "transcribe"),
+    ("Model", "embed"),
+)
+"""The task of an architecture by the end of its name; everything else generates."""
+
+GENERATING_MODELS = ("Qwen2_5OmniModel", "Qwen2_5OmniThinkerModel")
+"""Architectures that end like encoders and generate all the same."""
+
+DRAFTER_MARKS = ("Eagle", "Medusa", "MLPSpeculator", "MTPModel", "DFlash")
 
 
 def describe_config(config, quantization_config=None):
@@ -98,7 +136,9 @@ def describe_config(config, quantization_config=None):
     model.update(quantization=quantization, vision=vision, audio=audio, mtp_layers=read_int(text, "mtp_layers"))
     model["weights"] = count_weights(model)
     model["warnings"] = _warnings(model, text) + warnings
-    model.update(requires_trust_remote_code=bool(config.get("auto_map")), remote_code=_remote_code(config), findings=[])
+    model.update(
+        requires_trust_remote_code=bool(config.get("auto_map")), remote_code=remote_code(config)[0], findings=[]
+    )
     return model
 
 
@@ -111,15 +151,6 @@ def _warnings(model, text):
     ]
 
 
-def _remote_code(config):
-    files = set()
-    for reference in (config.get("auto_map") or {}).values():
-        for item in reference if isinstance(reference, (list, tuple)) else (reference,):
-            if isinstance(item, str) and "." in item:
-                files.add(item.split("--")[-1].rsplit(".", 1)[0] + ".py")
-    return sorted(files)
-
-
 def _identity(config, text):
     architectures = list(config.get("architectures") or text.get("architectures") or [])
     hidden, heads = read_int(text, "hidden_size"), read_int(text, "num_attention_heads", 1)
@@ -129,10 +160,10 @@ def _identity(config, text):
         "model_type": config.get("model_type") or "unknown",
         "text_model_type": text.get("model_type") or "unknown",
         "known": is_known(text),
-        "task": "generate",
+        "task": task_of(architectures),
         "dtype": _compute_dtype(text),
         "stored_dtype": stored_dtype(text),
-        "max_model_len": read_int(text, "max_position_embeddings"),
+        "max_model_len": max_model_len(text),
         "vocab_size": read_int(text, "vocab_size"),
         "hidden_size": hidden,
         "num_hidden_layers": read_int(text, "num_hidden_layers"),
@@ -179,16 +210,130 @@ def _with_scheme(tensor, name, rules):
     return dict(tensor, scheme=key) if key else tensor
 
 
-def describe_checkpoint(path):
+def task_of(architectures):
+    """What an architecture is for, as the normal form's ``task``."""
+    name = architectures[0] if architectures else ""
+    if name in GENERATING_MODELS:
+        return "generate"
+    return next((task for end, task in TASKS if name.endswith(end)), "generate")
+
+
+def describe_checkpoint(path, manifest=None, with_hash=False, report=None):
     """The normal form of a checkpoint directory; ``weights`` from the headers of its safetensors files.
 
-    Args: path: the directory that holds config.json.
+    Args:
+        path: the directory with config.json, or a Hugging Face cache folder (``models--org--name``).
+        manifest: path of a manifest that the files have to agree with (see ``_checkpoint_hash``), or None.
+        with_hash: also hash what the manifest names, or what a Hugging Face cache names by its hash.
+        report: called with a line of text as hashing advances.
     Returns: the normal form (see the module).
-    Raises: ValueError where there is no config.json, or it is not JSON.
+    Raises: ValueError where there is no checkpoint, its config.json cannot be read, or the manifest cannot.
     """
-    source = "{}/config.json".format(str(path).rstrip("/"))
-    try:
-        with open(source, encoding="utf-8") as handle:
-            return describe_config(json.load(handle))
-    except OSError as error:
-        raise ValueError(f"Cannot read {source}: {error}. A checkpoint is a directory with config.json.")
+    location = locate(str(path))
+    if _checkpoint_directory.is_adapter(location.path):
+        return _describe_adapter(location)
+    config = _checkpoint_directory.read_configuration(location.path)
+    model = describe_config(config, read_json(location.path, "hf_quant_config.json")[0])
+    weights = read_weights(location.path)
+    if weights.shards:
+        model["weights"] = _weights_of_files(model, weights)
+    model["findings"] = weights.findings + _weight_findings(location.path, weights)
+    _add_directory(model, location, config)
+    hashed = _add_manifest(model, location, manifest, with_hash, report)
+    _conclude(model, location, hashed)
+    return model
+
+
+def _describe_adapter(location):
+    return {
+        "kind": "adapter",
+        "path": location.path,
+        "layout": location.layout,
+        "revision": location.revision,
+        "adapter": _checkpoint_directory.describe_adapter(location.path),
+        "complete": False,
+        "warnings": [],
+        "findings": [
+            finding(
+                "other",
+                "This is a LoRA adapter, not a model",
+                f"{location.path} has adapter_config.json and no config.json",
+                "Serve its base model and load the adapter with enable_lora and lora_modules",
+            )
+        ],
+    }
+
+
+def _weights_of_files(model, weights):
+    groups = sum_tensors(weights.shards, model["num_hidden_layers"], DTYPE_BYTES[model["dtype"]])
+    return {
+        "source": "safetensors",
+        "total_bytes": sum(group["bytes"] for group in groups.values()),
+        "total_parameters": sum(group["parameters"] for group in groups.values()),
+        "groups": groups,
+        "counted": {name: group["bytes"] for name, group in model["weights"]["groups"].items()},
+    }
+
+
+def _weight_findings(directory, weights):
+    if weights.shards or weights.findings:
+        return []
+    if weights.pickles:
+        return [
+            finding(
+                "other",
+                "The weights are pickle files",
+                ", ".join(weights.pickles[:3]),
+                "vLLM loads them, slowly; a pickle can run code. Prefer the safetensors files of the same model",
+                severity="warning",
+            )
+        ]
+    return [
+        finding(
+            "corrupted_weights",
+            "There are no weights",
+            f"{directory} has no *.safetensors file.",
+            "Copy or download the model's safetensors files into it",
+        )
+    ]
+
+
+def _add_directory(model, location, config):
+    model["tokenizer"] = _checkpoint_directory.tokenizer(location.path)
+    model["generation_config"] = read_json(location.path, "generation_config.json")[0]
+    model["sentence_transformers"] = _checkpoint_directory.sentence_transformers(location.path)
+    model["adapters"] = _checkpoint_directory.adapters(location.path)
+    model["kind"] = "drafter" if _is_drafter(model, config) else "model"
+    if model["sentence_transformers"]:
+        model["task"] = "embed" if model["task"] == "generate" else model["task"]
+        stated = model["sentence_transformers"]["max_seq_length"]
+        model["max_model_len"] = min(model["max_model_len"], stated or model["max_model_len"])
+    if model["kind"] == "model":
+        model["findings"] += _checkpoint_directory.directory_findings(
+            location.path, config, model["task"], model["tokenizer"], location.unfinished
+        )
+
+
+def _is_drafter(model, config):
+    return bool(config.get("speculators_config")) or any(mark in model["architecture"] for mark in DRAFTER_MARKS)
+
+
+def _add_manifest(model, location, manifest, with_hash, report):
+    entries = read_manifest(manifest) if manifest else []
+    if with_hash and not entries:
+        entries = manifest_of_cache(location.path)
+        if not entries:
+            model["warnings"].append("Nothing was hashed: give a manifest, there is none in this layout.")
+    findings, hashed = verify(location.path, entries, with_hash, report)
+    known = [entry["title"] for entry in model["findings"]]
+    model["findings"] += [entry for entry in findings if entry["title"] not in known]
+    return hashed
+
+
+def _conclude(model, location, hashed):
+    count, size = total_size(location.path)
+    model["files"] = {"count": count, "total_bytes": size, "hashed": hashed}
+    model.update(path=location.path, layout=location.layout, revision=location.revision)
+    model["complete"] = not any(entry["severity"] == "error" for entry in model["findings"])
+    fetches = any(entry["class"] == "trust_remote_code" for entry in model["findings"])
+    model["would_start_offline"] = model["complete"] and not fetches

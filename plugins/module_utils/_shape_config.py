@@ -151,3 +151,19 @@ def stored_dtype(config):
     if isinstance(value, dict):
         value = value.get("")
     return str(value).replace("torch.", "") if value else None
+
+
+STRETCHING_ROPES = ("linear", "dynamic", "yarn", "deepseek_yarn")
+"""Scalings whose factor vLLM multiplies the positions with (``_get_and_verify_max_len`` in vllm/config/model.py)."""
+
+
+def max_model_len(config):
+    """The context that vLLM takes where ``--max-model-len`` is not given."""
+    positions = read_int(config, "max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind not in STRETCHING_ROPES or "gemma3" in str(config.get("model_type")) or "mrope_section" in rope:
+        return positions
+    if "yarn" in kind and rope.get("original_max_position_embeddings"):
+        positions = int(rope["original_max_position_embeddings"])
+    return int(positions * float(rope.get("factor") or 1.0))

@@ -24,7 +24,7 @@ over the experts; ``expert_bias``; ``sinks``: one value per head
 
 from __future__ import annotations
 
-LLAMA = {}
+LLAMA: dict[str, object] = {}
 QWEN2VL = {"qkv_bias": True, "output_bias": False, "window_needs_flag": True, "multimodal_rotary": True}
 QWEN2 = {"qkv_bias": True, "output_bias": False, "window_needs_flag": True}
 QWEN3 = {"qk_norm": "head", "window_needs_flag": True}

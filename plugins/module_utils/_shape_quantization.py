@@ -6,7 +6,8 @@
 A scheme says how many bytes a matrix takes::
 
     {"name": "fp8_block", "weight_bits": 8, "granularity": "tensor|channel|block|group",
-     "block": [rows, columns] or None, "group_size": int or None, "scale_bytes": int, "zero_points": bool, "act_order": bool, "input_scale": bool}
+     "block": [rows, columns] or None, "group_size": int or None, "scale_bytes": int, "zero_points": bool,
+     "act_order": bool, "input_scale": bool}
 
 ``granularity`` says what one scale covers: the matrix, one output row, a block, or a group of inputs of one row.
 Sources: the ``create_weights`` methods in ``vllm/model_executor/layers/quantization``.

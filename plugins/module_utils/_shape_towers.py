@@ -80,8 +80,8 @@ def _repaired(vision, warnings):
     heads = read_int(vision, "num_attention_heads")
     if vision.get("model_type") == "qwen2_5_omni_vision_encoder" and heads and _hidden(vision) // heads > 128:
         warnings.append(
-            f"vision_config.hidden_size {_hidden(vision)} is the default of the configuration class, not the tower's width; "
-            f"taken as {heads} heads of 80."
+            f"vision_config.hidden_size {_hidden(vision)} is the default of the configuration class, "
+            f"not the tower's width; taken as {heads} heads of 80."
         )
         return dict(vision, hidden_size=80 * heads)
     return vision

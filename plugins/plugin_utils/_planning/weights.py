@@ -171,17 +171,34 @@ def expert_kernel(compute_capability: str | None) -> ExpertKernel:
     return MXFP4_KERNELS.get(int(float(compute_capability)), MXFP4_MARLIN)
 
 
+CORRECTED_TOGETHER = {
+    "attention": "layer",
+    "mlp": "layer",
+    "router": "layer",
+    "state": "layer",
+    "norm": "layer",
+    "shared_experts": "layer",
+    "other": "layer",
+}
+"""Groups whose names in a checkpoint do not always tell them apart."""
+
+
 def _corrections(weights: dict[str, Any], pin: str | None) -> dict[str, float]:
     """What the checkpoint's files hold of each group against what its shape says, where they are known."""
     if weights["source"] != "safetensors" or pin:
         return {}
-    counted = weights.get("counted") or {}
-    ratios = {}
-    for group, found in weights["groups"].items():
-        expected = counted.get(group)
-        if expected and found["bytes"]:
-            ratios[group] = found["bytes"] / expected
-    return ratios
+    found = _by_correction({name: group["loaded_bytes"] for name, group in weights["groups"].items()})
+    counted = _by_correction(weights["counted"])
+    ratios = {name: found[name] / counted[name] for name in counted if counted[name] and found.get(name)}
+    return {group: ratios.get(CORRECTED_TOGETHER.get(group, group), 1.0) for group in weights["counted"]}
+
+
+def _by_correction(sizes: dict[str, int]) -> dict[str, int]:
+    together: dict[str, int] = {}
+    for group, size in sizes.items():
+        name = CORRECTED_TOGETHER.get(group, group)
+        together[name] = together.get(name, 0) + size
+    return together
 
 
 def _uncertainty(checkpoint: dict[str, Any], loading: Loading) -> float:
