@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from .change import release_of
 
 Finding = dict[str, Any]
@@ -59,10 +57,9 @@ def _drivers(context: dict[str, Any]) -> list[str]:
 
 
 def _older(version: str, than: str) -> bool:
-    try:
-        return Version(version) < Version(than)
-    except InvalidVersion:
-        return False
+    """Whether a driver is older than another, as "580.65.06" is than "580.95.05"."""
+    numbers = [[int(part) for part in text.split(".") if part.isdigit()] for text in (version, than)]
+    return bool(numbers[0]) and numbers[0] < numbers[1]
 
 
 def _killed(context: dict[str, Any]) -> Finding | None:
