@@ -13,7 +13,7 @@ from typing import Any
 
 from .case import POOLING_TASKS, Case
 from .estimate import GIB
-from .search import Choice, default_batch
+from .search import Choice, default_sequences, default_tokens
 
 STEPS = {
     "tensor_parallel_size": 1,
@@ -142,19 +142,18 @@ def _utilization_reason(case: Case, choice: Choice, default: float) -> str:
 
 
 def _batch(case: Case, choice: Choice) -> list[Argument]:
-    settings = choice.start.settings
-    sequences, tokens = default_batch(case, choice.start.layout.gpus[0], choice.goal)
+    settings, gpu = choice.start.settings, choice.start.layout.gpus[0]
+    sequences = default_sequences(case, gpu)
+    tokens = default_tokens(case, gpu, choice.goal, settings.max_num_seqs)
     arguments = []
     if settings.max_num_seqs != sequences and "max_num_seqs" not in case.pins:
-        why = (
-            f"the KV pool holds no more requests of the typical {case.workload.typical_context:,} tokens; vLLM would "
-            "admit more and preempt them"
-            if case.workload.typical_context and settings.max_num_seqs not in (256, 128, 64, 32, 16, 8)
-            else f"the default {sequences} takes memory for its sampler that the KV pool needs"
-        )
+        why = f"the default {sequences} takes memory for its sampler that the KV pool needs"
+        if choice.trimmed:
+            why = (
+                f"of {case.workload.typical_context:,} tokens the KV pool holds no more; vLLM would preempt the others"
+            )
         arguments.append(_argument("max_num_seqs", settings.max_num_seqs, why, PIN_COSTS["max_num_seqs"]))
-    default_tokens = min(tokens, settings.max_num_batched_tokens) if settings.max_num_seqs != sequences else tokens
-    if settings.max_num_batched_tokens < default_tokens and "max_num_batched_tokens" not in case.pins:
+    if settings.max_num_batched_tokens != tokens and "max_num_batched_tokens" not in case.pins:
         why = f"the default {tokens:,} takes activation memory that the KV pool needs"
         cost = PIN_COSTS["max_num_batched_tokens"]
         arguments.append(_argument("max_num_batched_tokens", settings.max_num_batched_tokens, why, cost))

@@ -12,7 +12,7 @@ from typing import Any
 from .case import Case, basis_of
 from .hosts import Gpu
 from .parallelism import Layout
-from .search import Choice, base_settings, default_batch, has_room, keeps, predict
+from .search import Choice, base_settings, default_sequences, default_tokens, has_room, keeps, predict
 
 
 def keep_current(case: Case, current: Mapping[str, Any] | None) -> Choice | None:
@@ -46,14 +46,9 @@ def _check(case: Case, layout: Layout, current: Mapping[str, Any]) -> Choice | N
         sequences=int(workload.get("sequences") or 1),
         typical_context=workload.get("typical_context"),
     )
-    sequences, tokens = default_batch(case, layout.gpus[0], goal)
-    settings = base_settings(
-        case,
-        layout,
-        goal,
-        int(values.get("max_num_seqs") or sequences),
-        int(values.get("max_num_batched_tokens") or tokens),
-    )
+    sequences = int(values.get("max_num_seqs") or default_sequences(case, layout.gpus[0]))
+    tokens = int(values.get("max_num_batched_tokens") or default_tokens(case, layout.gpus[0], goal, sequences))
+    settings = base_settings(case, layout, goal, sequences, tokens)
     if values.get("gpu_memory_utilization"):
         settings = replace(settings, gpu_memory_utilization=float(values["gpu_memory_utilization"]))
     if values.get("kv_cache_memory_bytes"):

@@ -5,17 +5,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .arguments import arguments_of
-from .case import Case, Goal, basis_of, read_case
+from .case import Case, Goal, basis_of, fingerprint, read_case
 from .current import keep_current
 from .decisions import decisions_of, needs_of, warnings_of
+from .overhead import coefficients
 from .parallelism import division_faults
 from .search import Choice, choose
 
 Plan = dict[str, Any]
+
+PLAN_KEYS = (
+    "verdict",
+    "release",
+    "parallel",
+    "budget",
+    "kv",
+    "arguments",
+    "environment",
+    "decisions",
+    "warnings",
+    "needs",
+    "errors",
+    "devices",
+    "workload",
+    "basis",
+    "planner",
+)
 
 
 def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
@@ -29,7 +49,8 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     Returns: the plan: `verdict`, `release`, `parallel`, `budget` (GiB of each GPU, each term with value, low, high and
         source), `kv` (`bytes_per_token` and `pool_gib` of one GPU; `tokens` and `max_concurrency` as vLLM logs them,
         with `_low` and `_high`), `arguments`, `environment`, `decisions`, `warnings`, `needs`, `errors` (arguments that
-        the release does not take), `devices` (host name to UUIDs), `basis` (a fingerprint of what was asked for).
+        the release does not take), `devices` (host name to UUIDs), `workload` (what is kept of the promise), `basis` (a
+        fingerprint of what was asked for), `planner` (one of the planner's coefficients).
 
     Raises: InstanceError for an instance that nobody can plan with (no tag, a value of the wrong type).
     """
@@ -37,9 +58,13 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     rules = unsupported_rules(case)
     if rules:
         return _describe(case, None, "unsupported", rules)
-    choice = keep_current(case, instance.get("current_plan")) or choose(case)
+    current = instance.get("current_plan")
+    kept = keep_current(case, current)
+    choice = kept or choose(case)
     if choice is None:
         return _describe(case, None, "does_not_fit", needs_of(case, None))
+    if kept and current and current.get("planner") == planner():
+        return _as_it_was(current)
     verdict = verdict_of(case, choice)
     needs = needs_of(case, choice) if verdict != "fits" else []
     return _describe(case, choice, verdict, needs)
@@ -92,10 +117,22 @@ def _describe(case: Case, choice: Choice | None, verdict: str, needs: Sequence[s
         "devices": {},
         "workload": {},
         "basis": basis_of(case),
+        "planner": planner(),
     }
     if choice is not None:
         described.update(_describe_choice(case, choice))
     return described
+
+
+def _as_it_was(current: Mapping[str, Any]) -> Plan:
+    """The running plan, word for word: a few MiB more or less free must not change a file on the host."""
+    return {key: current[key] for key in PLAN_KEYS if key in current}
+
+
+@functools.cache
+def planner() -> str:
+    """A fingerprint of the coefficients: a plan of other coefficients is described anew, with its arguments kept."""
+    return fingerprint(coefficients())
 
 
 def _describe_choice(case: Case, choice: Choice) -> Mapping[str, Any]:

@@ -28,12 +28,16 @@ LEAST_USEFUL_CONTEXT = 1024
 
 @dataclass(frozen=True)
 class Choice:
-    """A start and the goal that it reaches; reduced where the goal is less than what was asked for."""
+    """A start and the goal that it reaches.
+
+    reduced where the goal is less than what was asked for; trimmed where max_num_seqs is what the pool holds.
+    """
 
     start: Start
     goal: Goal
     reduced: bool
     fits: bool
+    trimmed: bool = False
 
 
 def choose(case: Case) -> Choice | None:
@@ -83,7 +87,8 @@ def choose_settings(case: Case, layout: Layout) -> Choice:
     # The smallest batch fits: take the largest that does.
     candidates = (attempt(*limit) for limit in limits)
     found = next(candidate for candidate in candidates if keeps(case, candidate, goal))
-    return Choice(_trim_sequences(case, found, goal), goal, reduced=False, fits=True)
+    trimmed = _trim_sequences(case, found, goal)
+    return Choice(trimmed, goal, reduced=False, fits=True, trimmed=trimmed is not found)
 
 
 def keeps(case: Case, candidate: Start, goal: Goal) -> bool:
@@ -91,16 +96,13 @@ def keeps(case: Case, candidate: Start, goal: Goal) -> bool:
 
 
 def has_room(case: Case, candidate: Start) -> bool:
-    """Every GPU can give what vLLM asks for; a pinned utilization is obeyed even where it leaves little room."""
+    """Every GPU can give what vLLM asks for, and keeps its headroom; a pinned limit is obeyed with less of it."""
     if any(budget.start_margin < 0 for budget in candidate.budgets):
         return False
-    floor = 0.0 if "gpu_memory_utilization" in case.pins or "kv_cache_memory_bytes" in case.pins else None
-    return all(
-        budget.headroom.value >= 0
-        if floor is not None
-        else budget.headroom.low >= least_headroom(case, budget.gpu) - MIB
-        for budget in candidate.budgets
-    )
+    if "gpu_memory_utilization" in case.pins or "kv_cache_memory_bytes" in case.pins:
+        return all(budget.headroom.value >= 0 for budget in candidate.budgets)
+    # Pools are rounded to whole steps: a MiB must not decide.
+    return all(budget.headroom.low >= least_headroom(case, budget.gpu) - MIB for budget in candidate.budgets)
 
 
 def least_headroom(case: Case, gpu: Gpu) -> float:
@@ -109,31 +111,29 @@ def least_headroom(case: Case, gpu: Gpu) -> float:
 
 def batch_limits(case: Case, layout: Layout, goal: Goal) -> Iterator[tuple[int, int]]:
     """(max_num_seqs, max_num_batched_tokens) to try: the defaults of the release for this card, then smaller ones."""
-    sequences, tokens = default_batch(case, layout.gpus[0], goal)
-    pinned_sequences, pinned_tokens = case.pins.integer("max_num_seqs"), case.pins.integer("max_num_batched_tokens")
-    sequences, tokens = pinned_sequences or sequences, pinned_tokens or tokens
-    yield sequences, tokens
-    if not pinned_sequences:
-        for fewer in SEQUENCES_LADDER:
-            if goal.sequences <= fewer < sequences:
-                yield fewer, tokens
-                least = fewer
-                sequences = least
+    pinned_tokens = case.pins.integer("max_num_batched_tokens")
+    sequences = case.pins.integer("max_num_seqs") or default_sequences(case, layout.gpus[0])
+    ladder = [sequences]
+    if "max_num_seqs" not in case.pins:
+        ladder += [fewer for fewer in SEQUENCES_LADDER if goal.sequences <= fewer < sequences]
+    for fewer in ladder:
+        yield fewer, pinned_tokens or default_tokens(case, layout.gpus[0], goal, fewer)
     if not pinned_tokens and case.model.generates:
-        for fewer in BATCHED_TOKENS_LADDER:
-            if sequences <= fewer < tokens:
-                yield sequences, fewer
+        tokens = default_tokens(case, layout.gpus[0], goal, ladder[-1])
+        yield from ((ladder[-1], fewer) for fewer in BATCHED_TOKENS_LADDER if ladder[-1] <= fewer < tokens)
 
 
-def default_batch(case: Case, gpu: Gpu, goal: Goal) -> tuple[int, int]:
-    """The release's own limits for this card, as get_batch_defaults and the scheduler's checks make them."""
-    facts = dict(gpu.facts)
-    sequences = int(case.release.default("max_num_seqs", facts))
-    tokens = int(case.release.default("max_num_batched_tokens", facts))
-    chunked = case.model.generates and case.pins.flag("enable_chunked_prefill") is not False
-    if not chunked:
-        tokens = max(tokens, goal.context)
-    return sequences, min(tokens, sequences * goal.context) if chunked else tokens
+def default_sequences(case: Case, gpu: Gpu) -> int:
+    return int(case.release.default("max_num_seqs", dict(gpu.facts)))
+
+
+def default_tokens(case: Case, gpu: Gpu, goal: Goal, sequences: int) -> int:
+    """The release's own max_num_batched_tokens for this card (vllm/engine/arg_utils.py, get_batch_defaults): with
+    chunked prefill no more than all sequences can have, without it at least the longest prompt."""
+    tokens = int(case.release.default("max_num_batched_tokens", dict(gpu.facts)))
+    if case.model.generates and case.pins.flag("enable_chunked_prefill") is not False:
+        return min(tokens, sequences * goal.context)
+    return max(tokens, goal.context)
 
 
 def base_settings(case: Case, layout: Layout, goal: Goal, sequences: int, tokens: int) -> Settings:
@@ -208,8 +208,7 @@ def needed_bytes(candidate: Start, goal: Goal, stage: int) -> float:
 
 def _with_utilization(case: Case, candidate: Start, goal: Goal) -> Start:
     default = candidate.settings.gpu_memory_utilization
-    needed = most = 0.0
-    most = UTILIZATION_MOST
+    needed, most = 0.0, UTILIZATION_MOST
     for budget in candidate.budgets:
         size = float(budget.gpu.total_bytes)
         taken = budget.requested - budget.pool.low
@@ -264,7 +263,10 @@ def _trim_sequences(case: Case, found: Start, goal: Goal) -> Start:
     most = max(goal.sequences, found.blocks("low") // per_request)
     if most >= found.settings.max_num_seqs:
         return found
-    trimmed = predict(case, found.layout, replace(found.settings, max_num_seqs=max(1, most)))
+    tokens = found.settings.max_num_batched_tokens
+    if "max_num_batched_tokens" not in case.pins:
+        tokens = min(tokens, default_tokens(case, found.layout.gpus[0], goal, most))
+    trimmed = predict(case, found.layout, replace(found.settings, max_num_seqs=most, max_num_batched_tokens=tokens))
     return trimmed if keeps(case, trimmed, goal) else found
 
 

@@ -143,7 +143,7 @@ def _card(budget: Mapping[str, Any]) -> str:
 
 
 def _derivation(budget: Mapping[str, Any]) -> str:
-    terms = [("total_gib", "total"), ("free_gib", "free now"), ("requested_gib", "requested")]
+    terms = [("total_gib", "total"), ("free_gib", "free before the start"), ("requested_gib", "requested")]
     terms += [(key, title) for key, _, title in TERMS] + [("headroom_gib", "left free")]
     numbers = "".join(f'<th class="number">{title}</th>' for title in ("GiB", "from", "to"))
     head = f"<tr><th>Term</th>{numbers}<th>Source</th></tr>"

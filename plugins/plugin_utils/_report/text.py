@@ -113,7 +113,7 @@ def bar(budget: Mapping[str, Any], width: int = BAR) -> str:
 
 
 def _terms(budget: Mapping[str, Any]) -> Iterator[str]:
-    yield f"    {'total':<14}{budget['total_gib']['value']:>9.2f}   free now {budget['free_gib']['value']:.2f}"
+    yield f"    {'total':<14}{budget['total_gib']['value']:>9.2f}   free {budget['free_gib']['value']:.2f}"
     yield f"    {'requested':<14}{budget['requested_gib']['value']:>9.2f}"
     for key, letter, title in (*TERMS, ("headroom_gib", ".", "left free")):
         term = budget[key]

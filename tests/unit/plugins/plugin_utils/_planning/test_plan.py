@@ -298,8 +298,15 @@ def test_a_running_plan_stays_as_it_is_while_it_has_room():
     running = plan(wanted, hosts(2))
     jittered = [host(gpu(0, memory_free_mib=79_900), gpu(1))]
     kept = plan({**wanted, "current_plan": running}, jittered)
-    assert kept["devices"] == running["devices"]
+    assert kept == running
+
+
+def test_a_running_plan_of_other_coefficients_keeps_its_arguments_and_is_described_anew():
+    wanted = instance("Qwen3-14B", workload={"context": 40960, "sequences": 7})
+    running = {**plan(wanted, hosts(2)), "planner": "older", "budget": []}
+    kept = plan({**wanted, "current_plan": running}, hosts(2))
     assert kept["arguments"] == running["arguments"]
+    assert kept["budget"]
 
 
 def test_a_running_plan_is_dropped_when_more_is_asked_for():
@@ -442,3 +449,22 @@ def test_where_nothing_fits_the_largest_division_is_shown():
     planned = plan(instance("Llama-3.1-70B"), hosts(2, "RTX 4090"))
     assert planned["verdict"] == "does_not_fit"
     assert len(planned["budget"]) == 2
+
+
+# -- batch --------------------------------------------------------------
+def test_what_was_planned_with_is_what_is_launched():
+    """Every setting that differs from the release's own is an argument: a plan is of the engine that starts."""
+    tight = instance("Qwen3-8B", "0.19.1", workload={"context": 16384, "sequences": 2})
+    for headroom in range(0, 4096, 256):
+        planned = plan({**tight, "headroom_mib": headroom}, hosts(1, "RTX 4090"))
+        again = {item["name"]: item["value"] for item in planned["arguments"]}
+        repeated = plan({**tight, "headroom_mib": headroom, "engine_args": again}, hosts(1, "RTX 4090"))
+        assert repeated["kv"] == planned["kv"]
+        assert repeated["budget"] == planned["budget"]
+
+
+def test_few_short_sequences_make_a_small_batch_by_themselves():
+    pins = {"max_num_seqs": 1, "max_model_len": 2048}
+    small = plan(instance("Llama-3.1-8B", "0.19.1", engine_args=pins), hosts())["budget"][0]["activation_gib"]["value"]
+    large = plan(instance("Llama-3.1-8B", "0.19.1", engine_args={**pins, "max_num_batched_tokens": 8192}), hosts())
+    assert small < large["budget"][0]["activation_gib"]["value"] / 2
