@@ -18,7 +18,7 @@ _LONGEST_TRACEBACK = 400
 _LONGEST_MESSAGE = 3
 
 _HARMLESS = re.compile(
-    r"^(?:\(\w+(?: rank=\d+)?(?: pid=\d+)?[^)]*\) )*(?:\S+ )?(?:INFO|DEBUG|WARNING|WARN)\b:?\s|"
+    r"^(?:\(\w+(?: rank=\d+)?(?: pid=\d+)?[^)]*\) )*(?:(?!NCCL)\S+ )?(?:INFO|DEBUG|WARNING|WARN)\b:?\s|"
     r"\s(?:INFO|DEBUG|WARNING) \d\d-\d\d \d\d:\d\d:\d\d |\b(?:INFO|WARNING|DEBUG):\s{2,}|"
     r"- (?:INFO|WARNING|DEBUG) -|\[(?:INFO|WARNING|DEBUG)\]|\w+Warning: |\bWarning: "
     # glog, as PyTorch's C++ and torchrun write it; NCCL
