@@ -12,9 +12,9 @@ description:
   - Turns the arguments of a plan into the words that follow the image name, as the pinned release takes them.
   - The model comes first for images that start C(vllm serve), and as C(--model) for the older ones (up to v0.13.0),
     which start C(vllm.entrypoints.openai.api_server).
-  - Every argument is checked against the catalogue of vLLM releases. An argument that the release does not know, a value
-    of the wrong type and a value that is none of the choices are errors. The error names what to use instead and the
-    releases that know the argument. Nothing is dropped.
+  - Every argument is checked against the catalogue of vLLM releases. An argument that the release does not know, a
+    value of the wrong type and a value that is none of the choices are errors. The error names what to use instead and
+    the releases that know the argument. Nothing is dropped.
 positional: _input
 options:
   _input:
@@ -77,8 +77,9 @@ def render(
 ) -> list[str]:
     """The filter; see its documentation."""
     if not isinstance(plan, Mapping):
-        raise AnsibleFilterError(f"serve_args: a plan is a dictionary, not {type(plan).__name__}; pass the result of "
-                                 f"gpufleet.vllm.plan")
+        raise AnsibleFilterError(
+            f"serve_args: a plan is a dictionary, not {type(plan).__name__}; pass the result of gpufleet.vllm.plan"
+        )
     if entrypoint not in (None, "serve", "api_server"):
         raise AnsibleFilterError(f"serve_args: entrypoint is '{entrypoint}'; it may be serve or api_server")
     try:

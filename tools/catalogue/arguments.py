@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any
 
-from interpreter import MISSING, CannotEvaluate, ClassValue, EnumMember, Function, Instance, Interpreter, Opaque
+from interpreter import Interpreter
+from values import MISSING, CannotEvaluate, ClassValue, EnumMember, Function, Instance, Opaque
 
 
 class ParserModel:
@@ -38,7 +40,7 @@ class ParserModel:
 
 def serve_parser_records(interpreter: Interpreter) -> list[dict[str, Any]]:
     """The ``add_argument`` calls of ``vllm serve``, in order."""
-    command = interpreter.module("vllm.entrypoints.cli.serve").get("ServeSubcommand")
+    command = interpreter.required_module("vllm.entrypoints.cli.serve").get("ServeSubcommand")
     parser = ParserModel()
     interpreter.getattr(Instance(command), "subparser_init")(parser)
     return parser.records
@@ -46,7 +48,7 @@ def serve_parser_records(interpreter: Interpreter) -> list[dict[str, Any]]:
 
 def api_server_dests(interpreter: Interpreter) -> set[str]:
     """Names that ``python -m vllm.entrypoints.openai.api_server`` knows: the entrypoint of the older images."""
-    make_arg_parser = interpreter.module("vllm.entrypoints.cli.serve").get("make_arg_parser")
+    make_arg_parser = interpreter.required_module("vllm.entrypoints.cli.serve").get("make_arg_parser")
     parser = ParserModel()
     interpreter.call(make_arg_parser, [parser], {})
     return {_dest(record) for record in parser.records}
@@ -109,8 +111,11 @@ def _kind(record: dict[str, Any]) -> str:
 
 
 NATIVE_TYPES = {int: "int", float: "float", str: "str", None: "str", json.loads: "json", bool: "bool_word"}
-NAMED_TYPES = {"human_readable_int": "int_human", "human_readable_int_or_auto": "int_human_or_auto",
-               "union_dict_and_str": "json_or_str"}
+NAMED_TYPES = {
+    "human_readable_int": "int_human",
+    "human_readable_int_or_auto": "int_human_or_auto",
+    "union_dict_and_str": "json_or_str",
+}
 
 
 def _type(value: Any) -> tuple[str, bool]:
@@ -142,7 +147,6 @@ def _function_type(function: Function) -> str:
 
 
 def _source(function: Function) -> str:
-    import ast
     return ast.unparse(function.node)
 
 
@@ -167,10 +171,13 @@ def _json_fields(function: Any) -> list[str] | None:
 
 
 def _init_fields(cls: ClassValue) -> list[str]:
-    import ast
-    return [name for name, statement in cls.statements.items()
-            if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation)
-            and not (statement.value is not None and "init=False" in ast.unparse(statement.value))]
+    return [
+        name
+        for name, statement in cls.statements.items()
+        if isinstance(statement, ast.AnnAssign)
+        and "ClassVar" not in ast.unparse(statement.annotation)
+        and not (statement.value is not None and "init=False" in ast.unparse(statement.value))
+    ]
 
 
 class TypeConverter:

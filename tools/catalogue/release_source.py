@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from arguments import TypeConverter
-from interpreter import Interpreter, Opaque
+from interpreter import Interpreter
+from values import Opaque
 
 
 class CudaPlatform(Opaque):
@@ -29,16 +30,22 @@ class CudaPlatform(Opaque):
 def open_release(root: Path) -> Interpreter:
     """An interpreter for the unpacked wheel in ``root``."""
     interpreter = Interpreter(root)
-    interpreter.overrides.update({
-        "vllm.platforms.current_platform": CudaPlatform("vllm.platforms.current_platform"),
-        "vllm.engine.arg_utils.NEEDS_HELP": True,
-    })
+    interpreter.overrides.update(
+        {
+            "vllm.platforms.current_platform": CudaPlatform("vllm.platforms.current_platform"),
+            "vllm.engine.arg_utils.NEEDS_HELP": True,
+        }
+    )
     nothing = lambda *args, **kwargs: None  # noqa: E731
-    interpreter.functions.update({
-        "load_general_plugins": nothing, "init_logger": nothing,
-        "show_filtered_argument_or_group_from_help": nothing,
-        "is_in_doc_build": lambda: False, "is_init_field": lambda *args: True,
-        "optional_type": lambda inner: TypeConverter(inner, nullable=True),
-        "parse_type": lambda inner: TypeConverter(inner, nullable=False),
-    })
+    interpreter.functions.update(
+        {
+            "load_general_plugins": nothing,
+            "init_logger": nothing,
+            "show_filtered_argument_or_group_from_help": nothing,
+            "is_in_doc_build": lambda: False,
+            "is_init_field": lambda *args: True,
+            "optional_type": lambda inner: TypeConverter(inner, nullable=True),
+            "parse_type": lambda inner: TypeConverter(inner, nullable=False),
+        }
+    )
     return interpreter

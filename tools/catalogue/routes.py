@@ -12,14 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from interpreter import CannotEvaluate, Interpreter
+from interpreter import Interpreter
+from values import CannotEvaluate
 
 # Method of a FastAPI router -> HTTP method.
-METHODS = {"get": "GET", "post": "POST", "put": "PUT", "delete": "DELETE", "patch": "PATCH", "websocket": "WEBSOCKET",
-           "api_route": "ANY", "add_api_route": "ANY"}
-# Servers that are not the API server of ``vllm serve``.
-OTHER_SERVERS = {"entrypoints/api_server.py", "entrypoints/launchers/dp_supervisor.py", "entrypoints/cli/preload.py",
-                 "entrypoints/openai/run_batch.py", "entrypoints/launchers/run_batch.py"}
+METHODS = {
+    "get": "GET",
+    "post": "POST",
+    "put": "PUT",
+    "delete": "DELETE",
+    "patch": "PATCH",
+    "websocket": "WEBSOCKET",
+    "api_route": "ANY",
+    "add_api_route": "ANY",
+}
+# Servers that are not the API server of ``vllm serve``, wherever a release keeps them.
+OTHER_SERVERS = ("entrypoints/api_server.py", "dp_supervisor.py", "cli/preload.py", "run_batch.py")
 # What FastAPI and the metrics endpoint add without a decorator.
 BUILT_IN = {"/docs": "GET", "/redoc": "GET", "/openapi.json": "GET", "/metrics": "GET"}
 DEVELOPMENT = "VLLM_SERVER_DEV_MODE"
@@ -36,15 +44,21 @@ def routes(interpreter: Interpreter) -> dict[str, dict[str, Any]]:
         entry = found.setdefault(path, {"methods": [], "guarded": path.startswith(guarded_prefixes), "needs": needs})
         entry["methods"] = sorted({*entry["methods"], method})
         entry["needs"] = sorted(set(entry["needs"]) & set(needs))
-    return {path: {"methods": ", ".join(entry["methods"]), "guarded": entry["guarded"],
-                   **({"needs": entry["needs"]} if entry["needs"] else {})} for path, entry in sorted(found.items())}
+    return {
+        path: {
+            "methods": ", ".join(entry["methods"]),
+            "guarded": entry["guarded"],
+            **({"needs": entry["needs"]} if entry["needs"] else {}),
+        }
+        for path, entry in sorted(found.items())
+    }
 
 
 def guarded(interpreter: Interpreter) -> tuple[str, ...]:
     """The path prefixes that the middleware asks the API key for."""
     for path in sorted((interpreter.root / "vllm" / "entrypoints").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "class AuthenticationMiddleware" not in text and 'status_code=401' not in text:
+        if "class AuthenticationMiddleware" not in text and "status_code=401" not in text:
             continue
         constant = re.search(r"^GUARDED_PREFIX = (\(.*?\))", text, re.MULTILINE)
         if constant:
@@ -59,7 +73,7 @@ def _decorated(interpreter: Interpreter) -> Iterator[tuple[str, str, list[str]]]
     development = _development_modules(root)
     for path in sorted((root / "entrypoints").rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if name in OTHER_SERVERS:
+        if name.endswith(OTHER_SERVERS):
             continue
         tree = ast.parse(path.read_bytes())
         always = _attach_conditions(tree) + [DEVELOPMENT for part in development if name.startswith(part)]
@@ -77,9 +91,12 @@ def _development_modules(root: Path) -> list[str]:
     for path in (root / "entrypoints").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.If) and ast.unparse(node.test) == f"envs.{DEVELOPMENT}":
-                found.extend(_module_path(statement.module) for statement in node.body
-                             if isinstance(statement, ast.ImportFrom)
-                             and re.match(r"vllm\.entrypoints\.\w+\.", statement.module or ""))
+                found.extend(
+                    _module_path(str(statement.module))
+                    for statement in node.body
+                    if isinstance(statement, ast.ImportFrom)
+                    and re.match(r"vllm\.entrypoints\.\w+\.", statement.module or "")
+                )
     return found
 
 
@@ -121,10 +138,10 @@ def _walk(node: ast.AST, conditions: list[str]) -> Iterator[tuple[ast.AST, list[
 
 
 def _methods(call: ast.Call) -> list[str]:
-    """The HTTP methods of one registration: those of ``methods=[...]``, or the one that the decorator is named after."""
+    """The HTTP methods of one registration: ``methods=[...]``, or the one that the decorator is named after."""
     listed = next((keyword.value for keyword in call.keywords if keyword.arg == "methods"), None)
     if isinstance(listed, ast.List):
-        return [item.value for item in listed.elts if isinstance(item, ast.Constant)]
+        return [str(item.value) for item in listed.elts if isinstance(item, ast.Constant)]
     return [METHODS[call.func.attr]]  # type: ignore[attr-defined]
 
 
@@ -133,8 +150,11 @@ def _constant(node: ast.expr, tree: ast.Module) -> list[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.Name):
-        return [statement.value.value for statement in tree.body
-                if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
-                and ast.unparse(statement.targets[0]) == node.id]
+        return [
+            str(statement.value.value)
+            for statement in tree.body
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Constant)
+            and ast.unparse(statement.targets[0]) == node.id
+        ]
     return []
-

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from arguments import arguments
-from plugins import known_names
+from plugin_names import known_names
 from registries import (
     architectures,
     batch_defaults,
@@ -33,8 +33,10 @@ def snapshot(root: Path) -> dict[str, Any]:
         "arguments": found,
         "environment": environment_variables(interpreter),
         "architectures": architectures(interpreter),
-        "quantization": {"methods": quantization_methods(interpreter),
-                         "compressed_tensors": compressed_tensors_schemes(interpreter)},
+        "quantization": {
+            "methods": quantization_methods(interpreter),
+            "compressed_tensors": compressed_tensors_schemes(interpreter),
+        },
         "batch_defaults": batch_defaults(interpreter),
         "routes": routes(interpreter),
         "guarded_prefixes": list(guarded(interpreter)),

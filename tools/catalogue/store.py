@@ -15,8 +15,16 @@ import intervals
 DATA = Path(__file__).resolve().parents[2] / "plugins" / "plugin_utils" / "_catalogue" / "data"
 
 # Part of a snapshot -> how it is stored: "records" are tables of tables, "table" is one table, "value" a single value.
-PARTS = {"arguments": "records", "environment": "table", "architectures": "table", "quantization": "records",
-         "batch_defaults": "value", "routes": "records", "guarded_prefixes": "value", "requirements": "table"}
+PARTS = {
+    "arguments": "records",
+    "environment": "table",
+    "architectures": "table",
+    "quantization": "records",
+    "batch_defaults": "value",
+    "routes": "records",
+    "guarded_prefixes": "value",
+    "requirements": "table",
+}
 
 
 def version_key(release: str) -> tuple[int, ...]:
@@ -29,8 +37,9 @@ def write(snapshots: dict[str, dict[str, Any]], folder: Path = DATA) -> None:
     _dump(folder / "releases.json", releases)
     for part, shape in PARTS.items():
         values = {release: snapshots[release][part] for release in releases if part in snapshots[release]}
-        pack = {"records": intervals.compress_records, "table": intervals.compress_table,
-                "value": intervals.compress}[shape]
+        pack = {"records": intervals.compress_records, "table": intervals.compress_table, "value": intervals.compress}[
+            shape
+        ]
         _dump(folder / f"{part}.json", pack(releases, values))
 
 
@@ -41,8 +50,9 @@ def read(folder: Path = DATA) -> dict[str, dict[str, Any]]:
     releases = json.loads((folder / "releases.json").read_text(encoding="utf-8"))
     snapshots: dict[str, dict[str, Any]] = {release: {} for release in releases}
     for part, shape in PARTS.items():
-        unpack: Any = {"records": intervals.expand_records, "table": intervals.expand_table,
-                       "value": intervals.expand}[shape]
+        unpack: Any = {"records": intervals.expand_records, "table": intervals.expand_table, "value": intervals.expand}[
+            shape
+        ]
         for release, value in unpack(releases, json.loads((folder / f"{part}.json").read_text("utf-8"))).items():
             snapshots[release][part] = value
     return snapshots

@@ -5,22 +5,27 @@
 
 * :func:`release` finds a release by version, image tag or whole image reference,
 * :func:`matrix` says what of an image, a host and a checkpoint fits together,
-* :func:`serve_args` renders a plan's arguments for the release's entrypoint and refuses what the release does not know.
+* :func:`serve_args` renders a plan's arguments for the release's entrypoint and refuses what the release does not know,
+* :func:`changes` says what differs between two releases, :func:`upgrade_report` what of it matters to an instance.
 """
 
 from __future__ import annotations
 
+from .changes import changes
 from .matrix import matrix
 from .releases import Argument, Release, UnknownRelease, known_releases, release
 from .serve_args import ArgumentProblem, serve_args
+from .upgrade_report import upgrade_report
 
 __all__ = [
     "Argument",
     "ArgumentProblem",
     "Release",
     "UnknownRelease",
+    "changes",
     "known_releases",
     "matrix",
     "release",
     "serve_args",
+    "upgrade_report",
 ]

@@ -29,8 +29,10 @@ def changes(old: Release, new: Release) -> dict[str, Any]:
         "environment": _table_changes(old.environment, new.environment, "default_changed"),
         "architectures": _set_changes(old.architectures, new.architectures),
         "quantization": _table_changes(old.quantization_methods, new.quantization_methods, "capability_changed"),
-        "routes": {**_set_changes(old.routes, new.routes),
-                   "opened": sorted(set(new.unguarded_routes) - set(old.unguarded_routes))},
+        "routes": {
+            **_set_changes(old.routes, new.routes),
+            "opened": sorted(set(new.unguarded_routes) - set(old.unguarded_routes)),
+        },
         "image": _image_changes(old, new),
     }
 
@@ -44,10 +46,16 @@ def _argument_changes(old: Release, new: Release) -> dict[str, Any]:
         "added": sorted(added - set(renamed.values())),
         "removed": sorted(removed - set(renamed)),
         "renamed": renamed,
-        "default_changed": {name: [before[name].default, after[name].default] for name in both
-                            if before[name].default != after[name].default},
-        "choices_changed": {name: _set_changes(before[name].choices, after[name].choices) for name in both
-                            if set(before[name].choices) != set(after[name].choices)},
+        "default_changed": {
+            name: [before[name].default, after[name].default]
+            for name in both
+            if before[name].default != after[name].default
+        },
+        "choices_changed": {
+            name: _set_changes(before[name].values, after[name].values)
+            for name in both
+            if set(before[name].values) != set(after[name].values)
+        },
         "deprecated": [name for name in both if after[name].deprecated and not before[name].deprecated],
     }
 
@@ -80,10 +88,14 @@ def _set_changes(old: Iterable[Any], new: Iterable[Any]) -> dict[str, list[Any]]
 
 
 def _table_changes(old: dict[str, Any], new: dict[str, Any], changed: str) -> dict[str, Any]:
-    return {**_set_changes(old, new),
-            changed: {key: [old[key], new[key]] for key in sorted(set(old) & set(new)) if old[key] != new[key]}}
+    return {
+        **_set_changes(old, new),
+        changed: {key: [old[key], new[key]] for key in sorted(set(old) & set(new)) if old[key] != new[key]},
+    }
 
 
 def _image_changes(old: Release, new: Release) -> dict[str, list[Any]]:
     facts = ("cuda", "min_driver", "entrypoint", "has_ray", "compute_capabilities", "torch", "guarded_prefixes")
-    return {fact: [getattr(old, fact), getattr(new, fact)] for fact in facts if getattr(old, fact) != getattr(new, fact)}
+    return {
+        fact: [getattr(old, fact), getattr(new, fact)] for fact in facts if getattr(old, fact) != getattr(new, fact)
+    }

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .releases import Release, _data, format_releases, known_releases, release as find_release
+from .releases import Release, _data, format_releases, known_releases
+from .releases import release as find_release
 
 BFLOAT16_CAPABILITY = 8.0  # vllm/platforms/cuda.py: supported_dtypes
 FP8_CAPABILITY = 8.9  # Ada Lovelace; vllm/platforms/cuda.py: supports_fp8
@@ -71,16 +72,23 @@ def driver_row(release: Release, host: Mapping[str, Any]) -> Row:
     if forward:
         return _row("driver", "degraded", f"{too_old}; {forward}")
     if not older(driver, release.min_driver_minor_version):
-        return _row("driver", "degraded", f"{too_old}; {_minor_version_condition(release)}{other_images(release, driver)}")
-    return _row("driver", "unsupported", f"{too_old}: install {release.min_driver} or newer{other_images(release, driver)}")
+        return _row(
+            "driver", "degraded", f"{too_old}; {_minor_version_condition(release)}{other_images(release, driver)}"
+        )
+    return _row(
+        "driver", "unsupported", f"{too_old}: install {release.min_driver} or newer{other_images(release, driver)}"
+    )
 
 
 def _new_enough_row(release: Release, driver: str, cuda: str) -> Row:
     fault = release.image_fact("broken_driver_setup")
     if fault and not older(driver, fault["driver"]):
-        return _row("driver", "degraded",
-                    f"{release} puts CUDA's compatibility libraries before those of the driver, which fails with error 803 "
-                    f"for drivers from {fault['driver']} on; set the instance's environment {fault['workaround']}")
+        return _row(
+            "driver",
+            "degraded",
+            f"{release} puts CUDA's compatibility libraries before those of the driver, which fails with error 803 "
+            f"for drivers from {fault['driver']} on; set the instance's environment {fault['workaround']}",
+        )
     return _row("driver", "supported", f"driver {driver} supports {cuda} ({release.min_driver} or newer)")
 
 
@@ -92,20 +100,28 @@ def _forward_compatibility(release: Release, host: Mapping[str, Any], driver: st
     if not data_centre or driver.split(".")[0] not in facts["branches"].get(release.cuda, []):
         return None
     if release.knows_environment("VLLM_ENABLE_CUDA_COMPATIBILITY"):
-        return ("data-centre cards of this driver branch run it with the compatibility libraries of the image: "
-                "set the instance's environment VLLM_ENABLE_CUDA_COMPATIBILITY to 1")
-    return "data-centre cards of this driver branch run it with the compatibility libraries that the image loads by itself"
+        return (
+            "data-centre cards of this driver branch run it with the compatibility libraries of the image: "
+            "set the instance's environment VLLM_ENABLE_CUDA_COMPATIBILITY to 1"
+        )
+    return (
+        "data-centre cards of this driver branch run it with the compatibility libraries that the image loads by itself"
+    )
 
 
 def _minor_version_condition(release: Release) -> str:
     major = release.cuda.split(".")[0]
-    text = (f"CUDA {major}'s minor-version compatibility covers built kernels, not those compiled at run time, and the "
-            f"NVIDIA runtime refuses the container (unsatisfied condition: cuda>={release.cuda}) unless the instance's "
-            f"environment sets NVIDIA_DISABLE_REQUIRE to 1")
+    text = (
+        f"CUDA {major}'s minor-version compatibility covers built kernels, not those compiled at run time, and the "
+        f"NVIDIA runtime refuses the container (unsatisfied condition: cuda>={release.cuda}) unless the instance's "
+        f"environment sets NVIDIA_DISABLE_REQUIRE to 1"
+    )
     if release.knows_environment("VLLM_ENABLE_CUDA_COMPATIBILITY"):
         return text
-    return text + ("; this image loads CUDA's compatibility libraries by itself, which fails on such cards (error 804) "
-                   "unless LD_LIBRARY_PATH names the driver's first")
+    return text + (
+        "; this image loads CUDA's compatibility libraries by itself, which fails on such cards (error 804) "
+        "unless LD_LIBRARY_PATH names the driver's first"
+    )
 
 
 def other_images(release: Release, driver: str) -> str:
@@ -142,21 +158,32 @@ def capability_row(release: Release, host: Mapping[str, Any]) -> Row:
     built = release.compute_capabilities_for(processor)
     listed = f"{', '.join(built)} ({processor})"
     if capability is None:
-        return _row(subject, "unverified",
-                    f"a card's compute capability is not known; the kernels of {release} are for {listed}")
+        return _row(
+            subject,
+            "unverified",
+            f"a card's compute capability is not known; the kernels of {release} are for {listed}",
+        )
     kernel = _kernel(built, capability)
     if kernel is not None:
         return _row(subject, "supported", f"{capability} runs the kernels for {kernel} of {release}")
-    other = next((version for version in reversed(known_releases())
-                  if _kernel(find_release(version).compute_capabilities_for(processor), capability) is not None), None)
+    other = next(
+        (
+            version
+            for version in reversed(known_releases())
+            if _kernel(find_release(version).compute_capabilities_for(processor), capability) is not None
+        ),
+        None,
+    )
     hint = f"; the newest release that has is v{other}" if other else ""
     return _row(subject, "unsupported", f"{release} has no kernels for {capability}, only for {listed}{hint}")
 
 
 def _kernel(built: list[str], capability: float) -> float | None:
     """The built capability whose kernels a card runs: the same major version, and not newer than the card."""
-    return max((float(item) for item in built if int(float(item)) == int(capability) and float(item) <= capability),
-               default=None)
+    return max(
+        (float(item) for item in built if int(float(item)) == int(capability) and float(item) <= capability),
+        default=None,
+    )
 
 
 # -- image and checkpoint ---------------------------------------------------------------------------------------------
@@ -170,41 +197,69 @@ def architecture_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapp
         task = release.architecture_task(found[0])
         by_transformers = task == "transformers"
         status = "degraded" if by_transformers else "supported"
-        how = "runs through Transformers' own code, slower than a model of vLLM" if by_transformers else f"is registered ({task})"
+        how = (
+            "runs through Transformers' own code, slower than a model of vLLM"
+            if by_transformers
+            else f"is registered ({task})"
+        )
         return _row("architecture", status, f"{found[0]} {how} in {release}")
     knowing = [version for version in known_releases() if find_release(version).supports_architecture(names[0])]
     if knowing:
-        return _row("architecture", "unsupported",
-                    f"{release} does not know {names[0]}; known to {format_releases(knowing)}")
+        return _row(
+            "architecture", "unsupported", f"{release} does not know {names[0]}; known to {format_releases(knowing)}"
+        )
     if pins.get("model_impl") == "transformers" or not checkpoint.get("quantization"):
-        return _row("architecture", "unverified", f"no release of the catalogue registers {names[0]}; vLLM may still run it "
-                                                  f"through Transformers if the image's Transformers knows the model")
+        return _row(
+            "architecture",
+            "unverified",
+            f"no release of the catalogue registers {names[0]}; vLLM may still run it "
+            f"through Transformers if the image's Transformers knows the model",
+        )
     return _row("architecture", "unsupported", f"no release of the catalogue registers {names[0]}")
 
 
-def dtype_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any], capability: float | None) -> Row:
+def dtype_row(
+    release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any], capability: float | None
+) -> Row:
     """The data type of the computation against the card."""
     pinned = {"half": "float16", "float": "float32"}.get(str(pins.get("dtype")), pins.get("dtype"))
     dtype = checkpoint.get("dtype") if pinned in (None, "auto") else pinned
     if dtype is None:
         return _row("dtype", "unverified", "neither the pins nor the checkpoint name a dtype")
     if dtype == "float16" and checkpoint.get("model_type") in FLOAT16_REFUSED:
-        return _row("dtype", "unsupported", f"vLLM refuses float16 for {checkpoint['model_type']} (numerical instability); "
-                                            f"use bfloat16 or float32")
+        return _row(
+            "dtype",
+            "unsupported",
+            f"vLLM refuses float16 for {checkpoint['model_type']} (numerical instability); use bfloat16 or float32",
+        )
     if dtype != "bfloat16":
         return _row("dtype", "supported", f"{dtype} runs on every card that vLLM runs on")
     if capability is None:
-        return _row("dtype", "unverified", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}; the card's is not known")
+        return _row(
+            "dtype", "unverified", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}; the card's is not known"
+        )
     if capability >= BFLOAT16_CAPABILITY:
         return _row("dtype", "supported", f"compute capability {capability} computes in bfloat16")
     if pinned == "bfloat16":
-        return _row("dtype", "unsupported", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}, the card has {capability}; "
-                                            f"set dtype to float16 (half)")
+        return _row(
+            "dtype",
+            "unsupported",
+            f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}, the card has {capability}; "
+            f"set dtype to float16 (half)",
+        )
     if checkpoint.get("model_type") in FLOAT16_REFUSED:
-        return _row("dtype", "degraded", f"compute capability {capability} has no bfloat16 and vLLM refuses float16 for "
-                                         f"{checkpoint['model_type']}: it computes in float32, with twice the memory")
-    return _row("dtype", "degraded", f"compute capability {capability} has no bfloat16: with dtype auto, vLLM computes in float16, "
-                                     f"whose range is smaller")
+        return _row(
+            "dtype",
+            "degraded",
+            f"compute capability {capability} has no bfloat16 and vLLM refuses float16 for "
+            f"{checkpoint['model_type']}: it computes in float32, with twice the memory",
+        )
+    return _row(
+        "dtype",
+        "degraded",
+        f"compute capability {capability} has no bfloat16: with dtype auto, vLLM computes in float16, "
+        f"whose range is smaller",
+    )
 
 
 # -- quantisation -----------------------------------------------------------------------------------------------------
@@ -226,8 +281,15 @@ def quantization_rows(
 
 def quantization_kinds(method: str, stated: Mapping[str, Any]) -> set[str]:
     """What the weights are: the method itself, or the number formats inside compressed-tensors and ModelOpt."""
-    formats = " ".join(str(part) for part in (stated.get("format"), stated.get("quant_algo"),
-                                              *(stated.get("schemes") or {}), stated.get("schemes"))).lower()
+    formats = " ".join(
+        str(part)
+        for part in (
+            stated.get("format"),
+            stated.get("quant_algo"),
+            *(stated.get("schemes") or {}),
+            stated.get("schemes"),
+        )
+    ).lower()
     if method in ("modelopt", "compressed-tensors"):
         found = {kind for kind, word in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8")) if word in formats}
         if not found and re.search(r"fp8|float-quantized|float8", formats):
@@ -251,9 +313,17 @@ def _quantization_row(release: Release, method: str, kind: str, capability: floa
     if capability is None:
         return _row("quantization", "unverified", f"{name} needs compute capability {least}; the card's is not known")
     if least is not None and capability < least:
-        return _row("quantization", "unsupported", f"{name} needs compute capability {least} in {release}, the card has {capability}")
+        return _row(
+            "quantization",
+            "unsupported",
+            f"{name} needs compute capability {least} in {release}, the card has {capability}",
+        )
     if card and capability < card["native"]:
-        return _row("quantization", "degraded", f"{name} on compute capability {capability} (full speed from {card['native']}): {card['below']}")
+        return _row(
+            "quantization",
+            "degraded",
+            f"{name} on compute capability {capability} (full speed from {card['native']}): {card['below']}",
+        )
     return _row("quantization", "supported", f"{name} runs on compute capability {capability} in {release}")
 
 
@@ -264,8 +334,12 @@ def kv_cache_dtype_row(
     subject = "kv_cache_dtype"
     dtype = str(pins.get("kv_cache_dtype") or "auto")
     argument = release.argument(subject)
-    if argument is not None and argument.choices and dtype not in argument.choices:
-        return _row(subject, "unsupported", f"{release} does not know kv_cache_dtype {dtype}; it knows {', '.join(argument.choices)}")
+    if argument is not None and argument.values and dtype not in argument.values:
+        return _row(
+            subject,
+            "unsupported",
+            f"{release} does not know kv_cache_dtype {dtype}; it knows {', '.join(argument.values)}",
+        )
     if not dtype.startswith(("fp8", "nvfp4")):
         return _row(subject, "supported", f"{dtype} needs no more than the model's own dtype")
     if capability is None:
@@ -274,6 +348,14 @@ def kv_cache_dtype_row(
         status = "supported" if capability >= 10 else "unsupported"
         return _row(subject, status, f"{dtype} needs compute capability 10.0, the card has {capability}")
     if capability >= FP8_CAPABILITY:
-        return _row(subject, "supported", f"compute capability {capability} has FP8; see that the attention backend chosen at start takes {dtype}")
-    return _row(subject, "unverified", f"compute capability {capability} has no FP8 (8.9): whether {dtype} runs depends on the attention "
-                                       f"backend; it saves memory at most, not time")
+        return _row(
+            subject,
+            "supported",
+            f"compute capability {capability} has FP8; see that the attention backend chosen at start takes {dtype}",
+        )
+    return _row(
+        subject,
+        "unverified",
+        f"compute capability {capability} has no FP8 (8.9): whether {dtype} runs depends on the attention "
+        f"backend; it saves memory at most, not time",
+    )

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class UnknownRelease(ValueError):
     """The version, tag or image is not in the catalogue; the message says what is, and how to add one."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _data(name: str) -> Any:
     return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
 
@@ -41,7 +41,7 @@ def known_releases() -> list[str]:
     return list(_data("releases"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _positions() -> dict[str, int]:
     return {version: index for index, version in enumerate(_data("releases"))}
 
@@ -58,15 +58,22 @@ def value_at(spans: Iterable[list[Any]], version: str, default: Any = None) -> A
 
 def format_releases(versions: Iterable[str]) -> str:
     """``["0.9.0", "0.9.0.1", "0.12.0"]`` as ``v0.9.0 - v0.9.0.1, v0.12.0``; an open end as ``from v0.31.0``."""
-    positions, runs = _positions(), []
+    positions = _positions()
+    runs: list[list[str]] = []
     for version in versions:
         if runs and positions[version] == positions[runs[-1][1]] + 1:
             runs[-1][1] = version
         else:
             runs.append([version, version])
     newest = known_releases()[-1]
-    texts = [f"from v{first}" if last == newest and first != last else
-             f"v{first}" if first == last else f"v{first} - v{last}" for first, last in runs]
+    texts = [
+        f"from v{first}"
+        if last == newest and first != last
+        else f"v{first}"
+        if first == last
+        else f"v{first} - v{last}"
+        for first, last in runs
+    ]
     return ", ".join(texts)
 
 
@@ -74,7 +81,7 @@ def format_releases(versions: Iterable[str]) -> str:
 class Argument:
     """One argument of ``vllm serve`` as one release knows it.
 
-    ``kind``: ``value``, ``boolean`` (``--x`` / ``--no-x``), ``flag`` (``--x``), ``append`` (repeated) or ``positional``.
+    ``kind``: ``value``, ``boolean`` (``--x``, ``--no-x``), ``flag`` (``--x``), ``append`` (repeated), ``positional``.
     ``type``: str, int, int_human (``32k``), int_human_or_auto, float, bool, json, json_or_str, comma_list.
     ``choices``: the only values; ``known``: the values that the release ships where plugins may add others.
     ``fields``: the keys that a JSON value may have, where the release turns it into a config class.
@@ -100,6 +107,11 @@ class Argument:
     def flag(self) -> str:
         """The spelling to write, e.g. ``--max-model-len``."""
         return self.flags[0]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values that the release ships for the argument, whether or not plugins may add others."""
+        return self.choices or self.known
 
     @property
     def takes_list(self) -> bool:
@@ -141,8 +153,11 @@ class Release:
         record = {name: value_at(spans, self.version) for name, spans in attributes.items()}
         if record.get("flags") is None:
             return None
-        values = {name: tuple(value) if name in ("flags", "choices", "known", "fields") else value
-                  for name, value in record.items() if value is not None}
+        values: dict[str, Any] = {
+            name: tuple(value) if name in ("flags", "choices", "known", "fields") else value
+            for name, value in record.items()
+            if value is not None
+        }
         return Argument(name=key, **values)
 
     @cached_property
@@ -157,8 +172,11 @@ class Release:
     @cached_property
     def argument_names(self) -> list[str]:
         """The names of all arguments of this release, sorted."""
-        return [name for name, attributes in _data("arguments").items()
-                if value_at(attributes["flags"], self.version) is not None]
+        return [
+            name
+            for name, attributes in _data("arguments").items()
+            if value_at(attributes["flags"], self.version) is not None
+        ]
 
     def default(self, name: str, gpu: dict[str, Any] | None = None) -> Any:
         """What vLLM uses where the argument is not given.
@@ -181,9 +199,12 @@ class Release:
         rows = tables[""]
         for key, special in tables.items():
             kind, _, wanted = key.partition(":")
-            if kind == "name" and wanted in str(gpu.get("name", "")).lower():
-                rows = special
-            elif kind == "capability" and wanted == str(gpu.get("compute_capability")):
+            if (
+                kind == "name"
+                and wanted in str(gpu.get("name", "")).lower()
+                or kind == "capability"
+                and wanted == str(gpu.get("compute_capability"))
+            ):
                 rows = special
         _, tokens, sequences = [row for row in rows if row[0] <= memory_gib][-1]
         return tokens, sequences
@@ -207,8 +228,11 @@ class Release:
     @cached_property
     def quantization_methods(self) -> dict[str, float | None]:
         """Every method of the release with its least compute capability (None where its class names none)."""
-        return {method: self.quantization_capability(method) for method, spans in _data("quantization")["methods"].items()
-                if value_at(spans, self.version, "absent") != "absent"}
+        return {
+            method: self.quantization_capability(method)
+            for method, spans in _data("quantization")["methods"].items()
+            if value_at(spans, self.version, "absent") != "absent"
+        }
 
     @cached_property
     def architectures(self) -> list[str]:
@@ -219,10 +243,15 @@ class Release:
     @cached_property
     def routes(self) -> dict[str, dict[str, Any]]:
         """Path -> ``{"methods": "GET, POST", "guarded": bool, "needs": [environment variables]}``."""
-        found = {path: {key: value_at(spans, self.version) for key, spans in attributes.items()}
-                 for path, attributes in _data("routes").items()}
-        return {path: {key: value for key, value in entry.items() if value is not None}
-                for path, entry in found.items() if entry["methods"] is not None}
+        found = {
+            path: {key: value_at(spans, self.version) for key, spans in attributes.items()}
+            for path, attributes in _data("routes").items()
+        }
+        return {
+            path: {key: value for key, value in entry.items() if value is not None}
+            for path, entry in found.items()
+            if entry["methods"] is not None
+        }
 
     @property
     def guarded_routes(self) -> list[str]:
@@ -321,13 +350,15 @@ def canonical_name(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-IMAGE = re.compile(r"^(?:(?P<repository>[^@]*?)[:])?v?(?P<version>\d+(?:\.\d+)+)(?P<suffix>(?:-[a-z0-9_]+)*)(?:@sha256:\w+)?$")
+IMAGE = re.compile(
+    r"^(?:(?P<repository>[^@]*?)[:])?v?(?P<version>\d+(?:\.\d+)+)(?P<suffix>(?:-[a-z0-9_]+)*)(?:@sha256:\w+)?$"
+)
 ARCHITECTURE_SUFFIXES = {"x86_64", "aarch64", "arm64", "amd64"}
 CUDA_SUFFIX = "cu{}"
 BASE_SUFFIXES = {"ubuntu2404", "ubuntu2204"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def release(version: str) -> Release:
     """The release of a version (``0.32.0``), a tag (``v0.20.0-cu129``) or an image (``vllm/vllm-openai:v0.32.0``).
 
@@ -336,8 +367,10 @@ def release(version: str) -> Release:
     """
     match = IMAGE.match(str(version).strip())
     if match is None:
-        raise UnknownRelease(f"'{version}' names no vLLM release; write its tag, e.g. vllm/vllm-openai:v{known_releases()[-1]}. "
-                             f"The catalogue knows {format_releases(known_releases())}.")
+        raise UnknownRelease(
+            f"'{version}' names no vLLM release; write its tag, e.g. vllm/vllm-openai:v{known_releases()[-1]}. "
+            f"The catalogue knows {format_releases(known_releases())}."
+        )
     number = match["version"]
     if number not in _positions():
         raise UnknownRelease(_unknown(number))
@@ -348,8 +381,10 @@ def _unknown(number: str) -> str:
     near = difflib.get_close_matches(number, known_releases(), n=3, cutoff=0.6)
     oldest, newest = known_releases()[0], known_releases()[-1]
     hint = f" Near it: {', '.join('v' + item for item in near)}." if near else ""
-    return (f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}.{hint} "
-            f"To add a release that PyPI has: {ADD_COMMAND} {number}")
+    return (
+        f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}.{hint} "
+        f"To add a release that PyPI has: {ADD_COMMAND} {number}"
+    )
 
 
 def _tag_suffix(number: str, text: str) -> str:

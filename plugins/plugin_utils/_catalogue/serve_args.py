@@ -16,7 +16,14 @@ from .releases import Argument, Release, _data, canonical_name, format_releases,
 
 SECRET_ARGUMENTS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 # vLLM itself refuses any other value of these, unless a plugin registers it.
-PLUGIN_EXTENDED = {"tool_call_parser", "reasoning_parser", "quantization", "load_format", "attention_backend"}
+PLUGIN_EXTENDED = {
+    "tool_call_parser",
+    "reasoning_parser",
+    "quantization",
+    "load_format",
+    "attention_backend",
+    "kv_cache_dtype",
+}
 HUMAN_INTEGER = re.compile(r"-?\d+(?:\.\d+)?[kKmMgGtT]?")
 FALSE_WORDS, TRUE_WORDS = {"false", "no", "off", "0"}, {"true", "yes", "on", "1"}
 
@@ -72,7 +79,7 @@ def serve_args(
 
 
 def plan_release(plan: dict[str, Any]) -> Release:
-    """The release of a plan: ``plan["release"]`` is a version, a tag, or a dict with ``version`` and perhaps ``tag``."""
+    """The release of a plan: ``plan["release"]`` is a version, a tag, or a dict with ``version``, perhaps ``tag``."""
     value = plan.get("release")
     if isinstance(value, dict):
         value = value.get("tag") or value.get("version")
@@ -84,7 +91,9 @@ def plan_release(plan: dict[str, Any]) -> Release:
 def _take_model(planned: list[Given], model: str | None) -> tuple[str | None, list[Given]]:
     """The model stands first on the command line, so it is taken out of the list."""
     named = [given.value for given in planned if given.name in ("model", "model_tag")]
-    return model or (named[0] if named else None), [given for given in planned if given.name not in ("model", "model_tag")]
+    return model or (named[0] if named else None), [
+        given for given in planned if given.name not in ("model", "model_tag")
+    ]
 
 
 def _model_problems(known: Release, model: str | None) -> list[str]:
@@ -99,8 +108,10 @@ def _duplicates(given: list[Given]) -> list[str]:
     for item in given:
         first = seen.setdefault(item.name, item.where)
         if first != item.where and not (item.words and "." in item.words[0]):
-            problems.append(f"{spell(item.name)} is in {first} and in {item.where}: keep one "
-                            f"(a pin belongs into engine_args, so that the plan can use it)")
+            problems.append(
+                f"{spell(item.name)} is in {first} and in {item.where}: keep one "
+                f"(a pin belongs into engine_args, so that the plan can use it)"
+            )
     return problems
 
 
@@ -125,8 +136,9 @@ def _is_flag(word: str) -> bool:
 def _given_from_words(known: Release, words: list[str]) -> Given:
     flag, _, attached = words[0].partition("=")
     values = ([attached] if "=" in words[0] else []) + words[1:]
-    if re.fullmatch(r"-O\d", flag):
-        flag, values = "-O", [flag[2:], *values]
+    if flag.startswith("-O"):  # vLLM rewrites -O3, -O 3 and -O=3 before it parses
+        values = [flag[2:], *values] if flag[2:] else values
+        flag = "--optimization-level" if known.argument("optimization_level") else "--compilation-config"
     name, _, path = flag.partition(".")
     argument = known.argument(name)
     value: Any = _value_from_words(argument, canonical_name(name), values)
@@ -140,7 +152,7 @@ def _value_from_words(argument: Argument | None, spelled: str, values: list[str]
         return not (spelled.startswith("no_") and canonical_name(argument.name) != spelled)
     if argument is not None and argument.takes_list:
         return values
-    return values[0] if len(values) == 1 else (True if not values else values)
+    return values[0] if len(values) == 1 else (values or True)
 
 
 # -- checking ---------------------------------------------------------------------------------------------------------
@@ -149,8 +161,10 @@ def check(known: Release, given: Given) -> list[str]:
     if not given.name or (given.words and not _is_flag(given.words[0])):
         return [f"{given.where}: '{given.words[0] if given.words else ''}' is no argument: arguments start with --"]
     if given.name in SECRET_ARGUMENTS:
-        return [f"{spell(given.name)} on the command line shows the secret to everyone who can list processes; set the "
-                f"environment variable {SECRET_ARGUMENTS[given.name]} of the instance instead, or force {given.name}"]
+        return [
+            f"{spell(given.name)} on the command line shows the secret to everyone who can list processes; set the "
+            f"environment variable {SECRET_ARGUMENTS[given.name]} of the instance instead, or force {given.name}"
+        ]
     argument = known.argument(given.name)
     if argument is None:
         return [unknown_argument(known, given)]
@@ -166,9 +180,11 @@ def entrypoint_problems(known: Release, given: Given, entrypoint: str) -> list[s
     if entrypoint == "serve" or argument is None or not (argument.serve_only or ignored):
         return []
     does = "accepts and ignores it" if ignored else "does not know it"
-    return [f"{spell(given.name)} belongs to 'vllm serve', but the image of vLLM {known} starts "
-            f"vllm.entrypoints.openai.api_server, which {does}; start the container with --entrypoint vllm and the "
-            f"command 'serve' (serve_args with entrypoint='serve'), or use v0.14.0 or newer"]
+    return [
+        f"{spell(given.name)} belongs to 'vllm serve', but the image of vLLM {known} starts "
+        f"vllm.entrypoints.openai.api_server, which {does}; start the container with --entrypoint vllm and the "
+        f"command 'serve' (serve_args with entrypoint='serve'), or use v0.14.0 or newer"
+    ]
 
 
 def unknown_argument(known: Release, given: Given) -> str:
@@ -176,14 +192,17 @@ def unknown_argument(known: Release, given: Given) -> str:
     sentence = [f"{spell(given.name)} ({given.where}) is not an argument of vLLM {known}."]
     replacement = find_replacement(known, given.name, given.value)
     if replacement:
-        sentence.append(f"There, use {replacement}.")
+        sentence.append(f"There, {replacement}.")
     versions = knowing_releases(given.name)
     if versions:
         sentence.append(f"Known to {format_releases(versions)}.")
     else:
         near = difflib.get_close_matches(given.name, known.argument_names, n=3, cutoff=0.7)
-        sentence.append(f"Did you mean {' or '.join(spell(name) for name in near)}?" if near
-                        else "No release of the catalogue knows it.")
+        sentence.append(
+            f"Did you mean {' or '.join(spell(name) for name in near)}?"
+            if near
+            else "No release of the catalogue knows it."
+        )
     sentence.append(f"To pass it on all the same: force {given.name}.")
     return " ".join(sentence)
 
@@ -228,10 +247,15 @@ def _scalar_problem(argument: Argument, value: Any) -> str | None:
         return problem
     if argument.choices and not _is_choice(argument, value):
         return f"'{value}' is none of its choices: {_listed(argument.choices, value)}"
-    if argument.name in PLUGIN_EXTENDED and argument.known and not _is_none_word(argument, value):
-        if _spelled(argument, value) not in argument.known and value != argument.default:
-            return f"'{value}' is none that it ships: {_listed(argument.known, value)}. If a plugin adds it: force {argument.name}"
+    if argument.name in PLUGIN_EXTENDED and argument.known and not _ships(argument, value):
+        shipped = _listed(argument.known, value)
+        return f"'{value}' is none that it ships: {shipped}. If a plugin adds it: force {argument.name}"
     return None
+
+
+def _ships(argument: Argument, value: Any) -> bool:
+    """Whether the release has the name without a plugin; the default and "None" always pass."""
+    return _spelled(argument, value) in argument.known or value == argument.default or _is_none_word(argument, value)
 
 
 def _spelled(argument: Argument, value: Any) -> str:
@@ -269,7 +293,9 @@ def _check_human_int(argument: Argument, value: Any) -> str | None:
         return None
     if argument.type == "int_human_or_auto" and str(value).lower() == "auto":
         return None
-    return None if _is_none_word(argument, value) else f"'{value}' is no number of the kind 8192, 8k (8000) or 8K (8192)"
+    return (
+        None if _is_none_word(argument, value) else f"'{value}' is no number of the kind 8192, 8k (8000) or 8K (8192)"
+    )
 
 
 def _check_float(argument: Argument, value: Any) -> str | None:
@@ -310,9 +336,17 @@ def _is_none_word(argument: Argument, value: Any) -> bool:
     return argument.nullable and value in ("None", "")
 
 
-TYPE_CHECKS = {"str": _check_str, "int": _check_int, "int_human": _check_human_int, "bool": _check_str,
-               "int_human_or_auto": _check_human_int, "float": _check_float, "json": _check_json,
-               "json_or_str": _check_json_or_str, "comma_list": _check_comma_list}
+TYPE_CHECKS = {
+    "str": _check_str,
+    "int": _check_int,
+    "int_human": _check_human_int,
+    "bool": _check_str,
+    "int_human_or_auto": _check_human_int,
+    "float": _check_float,
+    "json": _check_json,
+    "json_or_str": _check_json_or_str,
+    "comma_list": _check_comma_list,
+}
 
 
 def as_boolean(value: Any) -> bool | None:
