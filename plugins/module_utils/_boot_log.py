@@ -105,6 +105,7 @@ class _Boot:
         self.phase = None
         self.progress = None
         self.warnings = []
+        self.warning_kinds = set()
         self.engine_started = False
 
     def read(self, line, line_number):
@@ -146,7 +147,10 @@ class _Boot:
         if not match or len(self.warnings) >= _MAX_WARNINGS:
             return
         text = redact(match.group("text"))
-        if all(warning["line"] != text for warning in self.warnings):
+        # vLLM warns of each weight by its name: one of these lines is enough.
+        kind = patterns.NAMES.sub("*", text)
+        if kind not in self.warning_kinds:
+            self.warning_kinds.add(kind)
             self.warnings.append({"line": text, "line_number": line_number})
 
 

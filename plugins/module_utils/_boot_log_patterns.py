@@ -46,7 +46,8 @@ FIGURES = [
         r"Setting kv cache block size to (?P<block_size>\d+)",
         r"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)",
         r"Using (?P<model_runner>V2) Model Runner",
-        r"Using (?P<attention_backend>[A-Z_]+) attention backend",
+        r"Using (?P<attention_backend>[A-Z][A-Z_\d]+) attention backend",
+        r"Using AttentionBackendEnum\.(?P<attention_backend>\w+) backend\b",
         # Weights
         r"Filesystem type for checkpoints: (?P<checkpoint_filesystem>[^.\s]+)\.",
         r"Checkpoint size: (?P<checkpoint_gib>" + _NUM + r") GiB",
@@ -132,6 +133,7 @@ FIGURES = [
         + r") GiB for peak activation, and (?P<cuda_graph_gib>"
         + _GIB
         + r") GiB for CUDAGraph memory",
+        r"set \((?P<kv_pool_gib>" + _NUM + r")/" + _NUM + r"\) GiB for KV cache on node",
         r"Current kv cache memory in use is (?P<kv_pool_gib>" + _GIB + ") GiB",
         # KV cache
         r"(?P<device>[A-Z]{2,})(?: \+ host)? KV cache size: (?P<kv_tokens>" + _INT + ") tokens",
@@ -167,7 +169,7 @@ FIGURES = [
 
 # A line is worth the patterns above only if it has one of these words: most of a long log has none.
 FIGURE_WORDS = re.compile(
-    r"LLM engine|server version|█|non-default args|block size|batched_tokens=|Model Runner|attention backend|heckpoint"
+    r"LLM engine|server version|█|non-default args|block size|batched_tokens=|Model Runner|backend|heckpoint"
     r"|took|takes|memory|KV [Cc]ache|blocks: |concurrency|raph"
 )
 
@@ -264,6 +266,9 @@ PREFIX = re.compile(
 )
 
 WARNING = re.compile(r"\bWARNING\b:? (?:\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[[^\]]+\] |\S+\.py:\d+\] )?(?P<text>.*)")
+
+# Names of layers and numbers: what differs in warnings of one kind.
+NAMES = re.compile(r"\w+(?:\.\w+)+|\d+")
 
 # Secrets that vLLM, Docker or a user may have put into a log.
 SECRETS = [

@@ -127,18 +127,26 @@ def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
 
 
 def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:
-    """Lowers what is told outside of tracebacks, and leaves out the mere hints among what a whole log only mentions."""
+    """Lowers what is told outside of tracebacks, and leaves out what a whole log only mentions.
+
+    A pasted sentence has no levels; there every line counts. In a log an error is marked as one.
+    """
     is_log = any(line.harmless for line in lines)
     has_traceback = any(line.in_traceback for line in lines)
     weighed = []
     for candidate in candidates:
         line, score = candidate.line, candidate.score
-        if is_log and not line.alarming and score < _CERTAIN and candidate.signature.repeated == 1:
+        if is_log and not line.alarming and not _speaks_for_itself(candidate):
             continue
         if has_traceback and not line.in_traceback:
             score -= _OUTSIDE_TRACEBACK
         weighed.append(replace(candidate, score=score))
     return weighed
+
+
+def _speaks_for_itself(candidate: _Candidate) -> bool:
+    signature = candidate.signature
+    return signature.any_level and (candidate.score >= _CERTAIN or signature.repeated > 1)
 
 
 def _finding(candidate: _Candidate, context: dict[str, Any]) -> dict[str, Any]:

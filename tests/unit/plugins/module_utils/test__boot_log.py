@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._boot_log import parse_boot_log, redact
 
 LOGS = Path(__file__).parent / "boot_logs"
+HEALTHY = Path(__file__).parents[1] / "plugin_utils" / "_diagnosis" / "healthy"
 V0_6_4 = (LOGS / "v0_6_4.log").read_text()
 V0_7 = (LOGS / "v0_7.log").read_text()
 V1_19_DEBUG = (LOGS / "v1_19_debug.log").read_text()
@@ -19,34 +20,60 @@ V1_24 = (LOGS / "v1_24.log").read_text()
 V1_28_TWO_RANKS = (LOGS / "v1_28_two_ranks.log").read_text()
 CPU_32 = (LOGS / "cpu_32.log").read_text()
 
+
 def figures(log, *names):
     parsed = parse_boot_log(log)
     return tuple(parsed[name] for name in names)
 
 
 def test_engine_v0_prints_the_peak_with_the_weights_in_it():
-    assert figures(V0_6_4, "version", "weights_gib", "activation_gib", "non_torch_gib", "kv_pool_gib", "gpu_total_gib",
-                   "gpu_free_gib", "cuda_graph_gib") == ("0.6.4.post1", 0.2389, 0.47, 0.15, 6.27, 7.92, 7.55, 0.39)
+    assert figures(
+        V0_6_4,
+        "version",
+        "weights_gib",
+        "activation_gib",
+        "non_torch_gib",
+        "kv_pool_gib",
+        "gpu_total_gib",
+        "gpu_free_gib",
+        "cuda_graph_gib",
+    ) == ("0.6.4.post1", 0.2389, 0.47, 0.15, 6.27, 7.92, 7.55, 0.39)
     assert figures(V0_6_4, "kv_blocks", "block_size", "kv_tokens", "max_concurrency") == (11422, 16, 182752, 89.23)
 
 
 def test_engine_v0_of_the_later_wording():
-    assert figures(V0_7, "version", "engine", "weights_gib", "activation_gib", "non_torch_gib", "kv_pool_gib",
-                   "requested_gib", "gpu_memory_utilization") == ("0.7.3", "V0", 2.8875, 2.02, 0.01, 2.36, 7.28, 0.5)
+    assert figures(
+        V0_7,
+        "version",
+        "engine",
+        "weights_gib",
+        "activation_gib",
+        "non_torch_gib",
+        "kv_pool_gib",
+        "requested_gib",
+        "gpu_memory_utilization",
+    ) == ("0.7.3", "V0", 2.8875, 2.02, 0.01, 2.36, 7.28, 0.5)
     assert figures(V0_7, "kv_tokens", "max_model_len", "init_seconds") == (88304, 32768, 56.26)
 
 
 def test_engine_v1_with_debug_lines_gives_every_term():
-    assert figures(V1_19_DEBUG, "weights_gib", "load_seconds", "activation_gib", "non_torch_gib", "kv_pool_gib",
-                   "gpu_free_gib") == (12.56, 14.42968, 0.77, 0.25, 61.66, 78.68)
+    assert figures(
+        V1_19_DEBUG, "weights_gib", "load_seconds", "activation_gib", "non_torch_gib", "kv_pool_gib", "gpu_free_gib"
+    ) == (12.56, 14.42968, 0.77, 0.25, 61.66, 78.68)
     assert figures(V1_19_DEBUG, "cuda_graph_estimate_gib", "cuda_graph_gib") == (0.84, 0.89)
     assert figures(V1_19_DEBUG, "kv_tokens", "max_concurrency", "max_model_len") == (126256, 15.41, 8192)
     assert parse_boot_log(V1_19_DEBUG)["phase"] == "serving"
 
 
 def test_the_equivalent_utilization_and_the_disk_are_read():
-    assert figures(V1_24, "gpu_memory_utilization", "equivalent_utilization", "checkpoint_gib", "checkpoint_filesystem",
-                   "read_seconds") == (0.9, 0.8799, 14.19, "OVERLAY", 12.26)
+    assert figures(
+        V1_24,
+        "gpu_memory_utilization",
+        "equivalent_utilization",
+        "checkpoint_gib",
+        "checkpoint_filesystem",
+        "read_seconds",
+    ) == (0.9, 0.8799, 14.19, "OVERLAY", 12.26)
 
 
 def test_ranks_are_kept_apart_and_the_tightest_binds():
@@ -103,8 +130,11 @@ def test_ray_workers_are_told_apart_by_process_and_address():
 
 PHASES = [
     ("(APIServer pid=1) INFO vLLM API server version 0.32.0", "starting", None),
-    ("Loading safetensors checkpoint shards:  23% Completed | 7/30 [00:10<00:33,  1.44s/it]",
-     "loading weights", (7, 30, 23)),
+    (
+        "Loading safetensors checkpoint shards:  23% Completed | 7/30 [00:10<00:33,  1.44s/it]",
+        "loading weights",
+        (7, 30, 23),
+    ),
     ("Multi-thread loading shards:  50% Completed | 2/4 [00:10<00:10,  5.0s/it]", "loading weights", (2, 4, 50)),
     ("INFO [gpu_model_runner.py:5150] Model loading took 14.37 GiB memory and 13.4 seconds", "profiling", None),
     ("INFO [backends.py:1105] Using cache directory: /c for vLLM's torch.compile", "compiling", None),
@@ -112,8 +142,11 @@ PHASES = [
     ("INFO [monitor.py:34] torch.compile takes 9.85 s in total", "profiling", None),
     ("INFO [gpu_worker.py:508] Available KV cache memory: 11.92 GiB", "profiling", None),
     ("INFO [kv_cache_utils.py:2146] GPU KV cache size: 223,152 tokens", "warming up", None),
-    ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  43%|####3     | 22/51 [00:01<00:01, 50.16it/s]",
-     "capturing graphs", (22, 51, 43)),
+    (
+        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  43%|####3     | 22/51 [00:01<00:01, 50.16it/s]",
+        "capturing graphs",
+        (22, 51, 43),
+    ),
     ("INFO [gpu_model_runner.py:6582] Graph capturing finished in 22 secs, took 0.65 GiB", "warming up", None),
     ("INFO [core.py:386] init engine (profile, create kv cache, warmup model) took 84.9 s", "warming up", None),
     ("(APIServer pid=1) INFO:     Application startup complete.", "serving", None),
@@ -167,6 +200,20 @@ def test_warnings_are_listed_once_without_secrets():
 def test_secrets_are_redacted(text):
     assert "s3cr3t" not in redact(text)
     assert "***" in redact(text)
+
+
+def test_of_warnings_that_differ_in_a_name_one_is_listed():
+    line = "(Worker pid=3) WARNING 11-30 17:36:15 [utils.py:333] Attempted to load weight layers.{}.mlp.weight\n"
+    assert len(parse_boot_log(line.format(0) + line.format(1))["warnings"]) == 1
+
+
+def test_the_lab_s_own_log():
+    """Recorded in the lab: 0.32.0, CPU build, a tiny checkpoint of 4 layers, 2 KV heads of 32, 1 GiB of KV cache."""
+    parsed = parse_boot_log((HEALTHY / "lab_cpu_build_0_32.log").read_text())
+    assert (parsed["version"], parsed["engine"], parsed["device"]) == ("0.32.0", "V1", "cpu")
+    assert parsed["phase"] == "serving"
+    assert parsed["kv_tokens"] == (1 << 30) // (2 * 4 * 2 * 32 * 2)
+    assert (parsed["kv_pool_gib"], parsed["max_concurrency"], parsed["starts"]) == (1.0, 512.0, 1)
 
 
 def test_token_counts_are_not_taken_for_secrets():
