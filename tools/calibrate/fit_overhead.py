@@ -141,6 +141,7 @@ def _fit_non_torch(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
             band["value_gib"], band["n"] = round(statistics.median(alone), 3), len(alone)
     use(fitted)
     _fit_extrapolation(fitted, cases)
+    _fit_tensor_parallel(fitted, cases)
     parallel = fitted["non_torch_parallel"]
     for size in list(parallel["fusion_gib"]):
         over = [
@@ -168,6 +169,18 @@ def _fit_extrapolation(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
         if len(missing) >= LEAST_CASES:
             band["extrapolated_gib"] = round(max(statistics.median(missing), band["value_gib"]), 3)
             band["extrapolated_n"] = len(missing)
+
+
+def _fit_tensor_parallel(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
+    """What tensor parallelism takes without FlashInfer's all-reduce: few cases, so the guess counts as one of them."""
+    parallel = fitted["non_torch_parallel"]
+    for size, prior in parallel["tensor_prior_gib"].items():
+        found = [
+            _unexplained(case) - overhead.band_of(fitted["non_torch"], case.start.version)["extrapolated_gib"]
+            for case in cases
+            if case.pool_is_measured and case.layout == (int(size), 1) and not overhead.fuses_all_reduce(case.start)
+        ]
+        parallel["tensor_gib"][size] = round(max(0.0, statistics.mean([prior, *found])), 3)
 
 
 def _unexplained(case: Case) -> float:

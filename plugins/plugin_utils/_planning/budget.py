@@ -10,7 +10,7 @@ vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = tot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -158,7 +158,7 @@ class GpuBudget:
 
 
 @dataclass(frozen=True)
-class Start:
+class Prediction:
     """One layout with its settings: the budget of each GPU and the KV cache that follows."""
 
     model: Model
@@ -220,7 +220,7 @@ def least_capability(gpus: Sequence[Gpu]) -> str | None:
     return min((gpu.compute_capability for gpu in gpus if gpu.compute_capability), key=float, default=None)
 
 
-def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, Any]) -> Start:
+def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, Any]) -> Prediction:
     """Predict one start. run holds what only the overhead depends on (runner, capture sizes, multimodal limits)."""
     weights = model.weights(layout, settings)
     facts = overhead.Start(
@@ -245,7 +245,7 @@ def start(model: Model, layout: Layout, settings: Settings, run: Mapping[str, An
         )
         for rank, gpu in enumerate(layout.gpus)
     )
-    return Start(model, layout, settings, budgets)
+    return Prediction(model, layout, settings, budgets)
 
 
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:
@@ -257,6 +257,10 @@ def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estim
     if model.unverified:
         return tuple(term.widened(2.0, "unverified") for term in terms)  # type: ignore[return-value]
     return terms
+
+
+UNVERIFIED_POOL_SHARE = 0.6
+"""Of the expected pool, where the model is not understood: the one that was measured had 1 / 1.37 of it."""
 
 
 def _gpu_budget(
@@ -280,6 +284,8 @@ def _gpu_budget(
     taken = (weights, activation, non_torch, *((graphs,) if in_request else ()))
     pinned = settings.kv_cache_memory_bytes is not None
     pool = Estimate.exact(float(settings.kv_cache_memory_bytes or 0)) if pinned else remainder(requested, taken)
+    if model.unverified and not pinned:
+        pool = replace(pool, low=min(pool.low, pool.value * UNVERIFIED_POOL_SHARE))
     return GpuBudget(
         gpu=gpu,
         stage=stage,

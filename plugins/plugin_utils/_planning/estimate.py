@@ -47,9 +47,6 @@ class Estimate:
         """No value or bound below floor (memory is never negative)."""
         return replace(self, value=max(self.value, floor), low=max(self.low, floor), high=max(self.high, floor))
 
-    def scaled(self, factor: float) -> Estimate:
-        return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
-
     def as_gib(self) -> dict[str, float | str]:
         """The form of the contract: GiB, rounded to 1 MiB."""
         return {

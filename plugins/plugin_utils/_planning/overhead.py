@@ -22,6 +22,10 @@ from .estimate import GIB, Estimate, total
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
+MLA_WORKSPACE_TOKENS = 64 * 1024
+MLA_BLOCK_SIZE = 16
+"""vllm: MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size."""
+
 Version = tuple[int, ...]
 
 
@@ -169,25 +173,54 @@ def _forward(shape: Dimensions, start: Start) -> float:
         # Beside the 16-bit product stands its 8-bit copy, the input of the next layer.
         width += wide / _dtype_bytes(start)
     stream = data["forward_hidden"] + (data["pipeline_hidden"] if start.pipeline_parallel_size > 1 else 0.0)
-    return start.max_num_batched_tokens * _dtype_bytes(start) * (width + stream * shape.hidden_size)
+    layer = start.max_num_batched_tokens * _dtype_bytes(start) * (width + stream * shape.hidden_size)
+    return layer + _latent_attention(shape, start)
+
+
+def _latent_attention(shape: Dimensions, start: Start) -> float:
+    """MLA: the profile run makes the largest up-projection of a chunk of cached context (mla_attention.py)."""
+    layers = [layer["attention"] for layer in shape.layers if (layer.get("attention") or {}).get("kind") == "mla"]
+    if not layers:
+        return 0.0
+    pages = start.max_num_seqs * MLA_BLOCK_SIZE
+    tokens = max(min(max(8 * start.max_model_len, 4 * pages), MLA_WORKSPACE_TOKENS), pages)
+    widest = max(
+        int(layer.get("num_heads") or 0) * (int(layer.get("qk_nope_head_dim") or 0) + int(layer.get("v_head_dim") or 0))
+        for layer in layers
+    )
+    return float(tokens * widest / start.tensor_parallel_size * _dtype_bytes(start))
 
 
 def moe_workspace(shape: Dimensions, start: Start) -> float:
     """The two workspaces of the fused experts (TritonExperts and MarlinExperts .workspace_shapes), for a full batch."""
-    if shape.experts is None:
+    if shape.experts is None or not _has_workspace(shape, start):
         return 0.0
-    data = coefficients()["activation"]
-    method = start.quantization or shape.quantization_method
-    if method in data["moe_without_workspace"]:
-        if start.compute_capability in (None, *data["moe_without_workspace_capabilities"]):
-            return 0.0
-        method = data["moe_workspace_of_marlin"][0]
     inner = shape.experts.intermediate_size // start.tensor_parallel_size
     hidden = shape.hidden_size
     rows = start.max_num_batched_tokens * shape.experts.per_token * _dtype_bytes(start)
-    if method in data["moe_workspace_of_marlin"]:
+    if _is_marlin(shape, start):
         return float(rows * (max(2 * inner, hidden) + inner))
     return float(rows * (max(inner, hidden) + max(2 * inner, hidden)))
+
+
+def _has_workspace(shape: Dimensions, start: Start) -> bool:
+    """Not where the experts run in the kernels of triton_kernels (gpt-oss on Hopper and Blackwell)."""
+    data = coefficients()["activation"]
+    method = start.quantization or shape.quantization_method
+    newest = (None, *data["moe_without_workspace_capabilities"])
+    return method not in data["moe_without_workspace"] or start.compute_capability not in newest
+
+
+def _is_marlin(shape: Dimensions, start: Start) -> bool:
+    """4-bit experts run in Marlin's kernel, 8-bit ones on cards that lack a better one."""
+    method, bits = start.quantization or shape.quantization_method, (shape.quantization or {}).get("weight_bits")
+    if method is None:
+        return False
+    four_bits = bits == 4 and method not in ("bitsandbytes", "gguf")
+    eight_bits = bits == 8 or method == "fp8"
+    return four_bits or (
+        eight_bits and start.compute_capability in coefficients()["activation"]["moe_fp8_by_marlin_capabilities"]
+    )
 
 
 def _encoder_tokens(shape: Dimensions, start: Start) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .budget import Start, start
+from .budget import Prediction
+from .budget import predict as predict_start
 from .case import Case, Goal
 from .estimate import MIB
 from .hosts import Gpu
@@ -33,7 +34,7 @@ class Choice:
     reduced where the goal is less than what was asked for; trimmed where max_num_seqs is what the pool holds.
     """
 
-    start: Start
+    start: Prediction
     goal: Goal
     reduced: bool
     fits: bool
@@ -78,7 +79,7 @@ def choose_settings(case: Case, layout: Layout) -> Choice:
     goal = case.goal
     limits = list(batch_limits(case, layout, goal))
 
-    def attempt(sequences: int, tokens: int) -> Start:
+    def attempt(sequences: int, tokens: int) -> Prediction:
         return with_memory(case, layout, base_settings(case, layout, goal, sequences, tokens), goal)
 
     smallest = attempt(*limits[-1])
@@ -91,11 +92,11 @@ def choose_settings(case: Case, layout: Layout) -> Choice:
     return Choice(trimmed, goal, reduced=False, fits=True, trimmed=trimmed is not found)
 
 
-def keeps(case: Case, candidate: Start, goal: Goal) -> bool:
+def keeps(case: Case, candidate: Prediction, goal: Goal) -> bool:
     return has_room(case, candidate) and all(candidate.holds(count, context) for count, context in goal.needs)
 
 
-def has_room(case: Case, candidate: Start) -> bool:
+def has_room(case: Case, candidate: Prediction) -> bool:
     """Every GPU can give what vLLM asks for, and keeps its headroom; a pinned limit is obeyed with less of it."""
     if any(budget.start_margin < 0 for budget in candidate.budgets):
         return False
@@ -181,11 +182,11 @@ def _switch(value: Any) -> bool | None:
     return None if value in (None, "") else str(value).lower() in ("1", "true", "yes")
 
 
-def predict(case: Case, layout: Layout, settings: Settings) -> Start:
-    return start(case.model, layout, settings, run_facts(case))
+def predict(case: Case, layout: Layout, settings: Settings) -> Prediction:
+    return predict_start(case.model, layout, settings, run_facts(case))
 
 
-def with_memory(case: Case, layout: Layout, settings: Settings, goal: Goal) -> Start:
+def with_memory(case: Case, layout: Layout, settings: Settings, goal: Goal) -> Prediction:
     """The start with the memory limit chosen: pinned, the release's default, more or less as needed, or bytes."""
     candidate = predict(case, layout, settings)
     if settings.kv_cache_memory_bytes is not None:
@@ -197,7 +198,7 @@ def with_memory(case: Case, layout: Layout, settings: Settings, goal: Goal) -> S
     return _with_utilization(case, candidate, goal)
 
 
-def needed_bytes(candidate: Start, goal: Goal, stage: int) -> float:
+def needed_bytes(candidate: Prediction, goal: Goal, stage: int) -> float:
     """KV pool that the goal takes on a GPU of a pipeline stage."""
     if not candidate.kv.groups:
         return 0.0
@@ -206,7 +207,7 @@ def needed_bytes(candidate: Start, goal: Goal, stage: int) -> float:
     return float(blocks * candidate.kv.block_bytes[stage])
 
 
-def _with_utilization(case: Case, candidate: Start, goal: Goal) -> Start:
+def _with_utilization(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     default = candidate.settings.gpu_memory_utilization
     needed, most = 0.0, UTILIZATION_MOST
     for budget in candidate.budgets:
@@ -233,7 +234,7 @@ def _step_up(value: float) -> float:
     return round(math.ceil(value / UTILIZATION_STEP - 1e-6) * UTILIZATION_STEP, 2)
 
 
-def _with_pinned_pool(case: Case, candidate: Start, goal: Goal) -> Start:
+def _with_pinned_pool(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     """On a shared card the pool is what the goal needs, in bytes: a share of the card would count the others' part."""
     needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.budgets)
     if not goal.stated:
@@ -245,7 +246,7 @@ def _with_pinned_pool(case: Case, candidate: Start, goal: Goal) -> Start:
     return _with_start_check(case, pinned)
 
 
-def _with_start_check(case: Case, candidate: Start) -> Start:
+def _with_start_check(case: Case, candidate: Prediction) -> Prediction:
     """vLLM checks at start that the utilization's share of the card is free, even where the pool is given in bytes."""
     if "gpu_memory_utilization" in case.pins or all(budget.start_margin >= 0 for budget in candidate.budgets):
         return candidate
@@ -254,7 +255,7 @@ def _with_start_check(case: Case, candidate: Start) -> Start:
     return predict(case, candidate.layout, replace(candidate.settings, gpu_memory_utilization=lowered))
 
 
-def _trim_sequences(case: Case, found: Start, goal: Goal) -> Start:
+def _trim_sequences(case: Case, found: Prediction, goal: Goal) -> Prediction:
     """Where a typical length is promised: no more requests at once than the pool holds of them, or vLLM preempts."""
     typical = case.workload.typical_context
     if not typical or "max_num_seqs" in case.pins or not found.kv.groups:
@@ -270,7 +271,7 @@ def _trim_sequences(case: Case, found: Start, goal: Goal) -> Start:
     return trimmed if keeps(case, trimmed, goal) else found
 
 
-def _reduce(case: Case, found: Start, goal: Goal) -> Choice:
+def _reduce(case: Case, found: Prediction, goal: Goal) -> Choice:
     """Cut what the user prefers less, then the other, until the rest fits; nothing left to cut is no fit."""
     if not has_room(case, found):
         return Choice(found, goal, reduced=True, fits=False)
@@ -287,7 +288,7 @@ def _reduce(case: Case, found: Start, goal: Goal) -> Choice:
     return Choice(found, goal, reduced=True, fits=False)
 
 
-def _fewer_sequences(found: Start, goal: Goal) -> Goal | None:
+def _fewer_sequences(found: Prediction, goal: Goal) -> Goal | None:
     """As many requests of the full context as the pool surely holds."""
     if not found.holds(1, goal.context):
         return None
@@ -296,7 +297,7 @@ def _fewer_sequences(found: Start, goal: Goal) -> Goal | None:
     return replace(goal, sequences=min(count, goal.sequences)) if count else None
 
 
-def _shorter(found: Start, goal: Goal) -> Goal | None:
+def _shorter(found: Prediction, goal: Goal) -> Goal | None:
     """The longest context, in blocks of 16 tokens, that the promised number of requests can have."""
     if goal.context_is_fixed:
         return None
@@ -307,7 +308,7 @@ def _shorter(found: Start, goal: Goal) -> Goal | None:
     return replace(goal, context=context)
 
 
-def longest_context(found: Start, sequences: int, most: int) -> int:
+def longest_context(found: Prediction, sequences: int, most: int) -> int:
     """Tokens of the longest request of which the pool surely holds so many (by halving; 0 where there is none)."""
     low, high = 0, most // 16
     while low < high:

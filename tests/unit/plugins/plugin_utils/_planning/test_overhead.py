@@ -139,3 +139,25 @@ def test_a_sum_is_as_sure_as_its_least_sure_term_and_deviations_add_as_squares()
     terms = (Estimate.around(10, 3, 3), Estimate.around(20, 4, 4, "unverified"))
     assert total(terms) == Estimate(30, 25, 35, "unverified")
     assert remainder(100, terms) == Estimate(70, 65, 75, "unverified")
+
+
+def test_latent_attention_up_projects_a_chunk_of_context():
+    latent = {"kind": "mla", "num_heads": 128, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    shape = replace(LLAMA, layers=({"count": 61, "attention": latent, "mlp": {}},))
+    few = replace(H100, max_num_seqs=8, max_model_len=163840)
+    more = overhead.activation(shape, few, 0).value - overhead.activation(LLAMA, few, 0).value
+    assert more == pytest.approx(64 * 1024 * 128 * (128 + 128) * 2)
+
+
+def test_the_experts_kernel_is_that_of_precision_and_card():
+    mixtral = dimensions(checkpoint("Mixtral-8x7B"))
+    narrow = replace(mixtral, experts=Experts(count=8, per_token=8, intermediate_size=384))
+    four_bits = replace(narrow, quantization={"method": "awq", "weight_bits": 4})
+    assert overhead.moe_workspace(four_bits, H100) == 8192 * 8 * 2 * (4096 + 384)
+    eight_bits = replace(narrow, quantization={"method": "fp8", "weight_bits": 8})
+    assert overhead.moe_workspace(eight_bits, H100) > overhead.moe_workspace(
+        eight_bits, replace(H100, compute_capability="8.0")
+    )
+    oss = replace(narrow, quantization={"method": "mxfp4", "weight_bits": 4})
+    assert overhead.moe_workspace(oss, H100) == 0
+    assert overhead.moe_workspace(oss, replace(H100, compute_capability="8.0")) > 0
