@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import pytest
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.gpufleet.vllm.plugins.filter.explain import FilterModule as ExplainModule
 from ansible_collections.gpufleet.vllm.plugins.filter.plan import FilterModule as PlanModule
 from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 
-plan, explain = PlanModule().filters()["plan"], ExplainModule().filters()["explain"]
+plan = PlanModule().filters()["plan"]
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -93,65 +90,3 @@ def test_a_list_is_wanted():
 
 def test_extra_arguments_count_in_the_prediction():
     assert planned(extra_args=["--max-model-len", "4096"])[0]["kv"]["max_model_len"] == 4096
-
-
-def test_explain_says_the_verdict_first_in_100_columns():
-    text = explain(planned(workload={"context": 8192, "sequences": 8}))
-    assert text.startswith("FITS: chat on vLLM 0.32.0")
-    assert max(map(len, text.splitlines())) <= 100
-    for word in ("KV pool", "max_model_len = 8192", "why:", "cost:", "gpu1 GPU 0"):
-        assert word in text
-
-
-def test_explain_parts_several_plans():
-    both = planned() + planned(name="second")
-    assert explain(both).count("on vLLM 0.32.0") == 2
-
-
-def test_explain_refuses_what_is_no_plan():
-    for other in ({}, "text", 3, [{"verdict": "fits"}]):
-        with pytest.raises(AnsibleFilterError, match="not a plan"):
-            explain(other)
-
-
-class Page(HTMLParser):
-    """Collects what a page needs from elsewhere, and checks that what is opened is closed."""
-
-    EMPTY = {"meta", "br"}
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.links, self.tags = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("href", "src")]
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_needs_nothing_from_elsewhere():
-    text = explain(planned(workload={"context": 8192, "sequences": 8}) + planned(name="second"), format="html")
-    page = Page(text)
-    assert page.open == []
-    assert "script" not in page.tags
-    assert all(link.startswith("#") for link in page.links)
-    assert all(f'id="{link[1:]}"' in text for link in page.links)
-    assert "prefers-color-scheme: dark" in text
-    assert "://" not in text
-
-
-def test_the_page_says_warnings_first_and_escapes_names():
-    odd = planned(name="<b>odd", engine_args={"gpu_memory_utilization": 0.98, "max_model_len": 8192})
-    text = explain(odd, format="html")
-    assert "<b>odd" not in text
-    assert text.index("run out of memory") < text.index("<h2>Instances</h2>")
-
-
-def test_an_unknown_format_is_refused():
-    with pytest.raises(AnsibleFilterError, match="text or html"):
-        explain(planned(), format="pdf")
