@@ -20,7 +20,7 @@ options:
   _input:
     description:
       - The plan, as the filter P(gpufleet.vllm.plan#filter) returns it.
-      - It needs RV(_input.release) (a tag, a version, or a dictionary with C(version)) and C(arguments), a list of
+      - It needs C(release) (a tag, a version, or a dictionary with C(version)) and C(arguments), a list of
         dictionaries with C(name) and C(value). C(extra_args), a list of raw words, is checked like the rest.
     type: dict
     required: true

@@ -195,13 +195,13 @@ def _default(record: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON takes it; a config object stands for its own defaults: {}."""
+    """A value as JSON takes it; a config object stands for its own defaults: {}, a mark for "not set" for None."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, EnumMember):
         return value.value if isinstance(value.value, str | int) else value.name
     if isinstance(value, Instance):
-        return _plain(value.attributes)
+        return _plain(value.attributes) if value.cls.is_dataclass else None
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

@@ -14,7 +14,7 @@ from typing import Any
 from arguments import _plain
 from interpreter import Interpreter
 from release_source import CudaPlatform
-from values import CannotEvaluate, ClassValue, Environment, InterpretedError
+from values import CannotEvaluate, ClassValue, Environment, InterpretedError, Opaque
 
 GIB = 2**30
 TASKS = {  # dictionary of vllm/model_executor/models/registry.py -> what its models are for
@@ -102,7 +102,8 @@ def environment_variables(interpreter: Interpreter) -> dict[str, Any]:
 
 def _environment_default(interpreter: Interpreter, name: str, getter: Any, declared: dict[str, Any]) -> Any:
     try:
-        value = _plain(interpreter.call(getter, [], {}))
+        value = interpreter.call(getter, [], {})
+        value = declared.get(name) if isinstance(value, Opaque) else _plain(value)
     except (CannotEvaluate, InterpretedError, TypeError, AttributeError, ValueError, KeyError):
         value = declared.get(name)
     machine_dependent = isinstance(value, str) and value.startswith("/")
