@@ -52,7 +52,7 @@ def mixer_of(config, kind):
 def state_dtype(config, mixer):
     """dtype of the recurrent state where the model states one; None: the model's dtype."""
     stated = config.get("mamba_ssm_cache_dtype") or config.get("mamba_ssm_dtype")
-    if mixer in ("kda", "lightning"):
+    if mixer == "kda" or (config.get("model_type") == "nemotron_h" and not stated):
         return "float32"
     return str(stated).replace("torch.", "") if stated else None
 

@@ -59,6 +59,7 @@ class Rules:
     state_block_alignment_mla: multiple of the attention block of hybrid models with latent attention.
     separate_value_width: values may be narrower than keys.
     checkpoint_kv_dtype: ``auto`` follows the checkpoint's KV-cache scheme.
+    prefill_checkpoints: mixers that keep one state more with prefix caching, for a prompt that is being read.
     """
 
     group_aware_tokens: bool = False
@@ -71,6 +72,7 @@ class Rules:
     state_block_alignment_mla: int = 64
     separate_value_width: bool = False
     checkpoint_kv_dtype: bool = False
+    prefill_checkpoints: tuple[str, ...] = ()
 
 
 RULE_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -82,6 +84,9 @@ RULE_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.26.0", {"counts_batches_in_flight": True, "prefix_caches_state": True, "checkpoints_state": True}),
     ("0.27.0", {"state_block_alignment_mla": 128}),
     ("0.28.0", {"checkpoints_state": False}),
+    ("0.29.0", {"prefill_checkpoints": ("kda",)}),
+    ("0.32.0", {"prefill_checkpoints": ("kda", "mamba2")}),
+    ("0.33.0", {"prefill_checkpoints": ("kda", "mamba2", "gated_delta_net")}),
 )
 """First release of each change, read from the wheels 0.9.2 to 0.33.0; between two wheels the later one counts."""
 
@@ -217,6 +222,7 @@ class CacheOptions:
     prefix_caching: bool
     max_model_len: int
     rules: Rules
+    state_bytes: int | None = None
 
 
 def kv_cache_layout(
@@ -234,6 +240,8 @@ def kv_cache_layout(
     enable_prefix_caching: bool | None = None,
     disable_hybrid_kv_cache_manager: bool = False,
     num_speculative_tokens: int = 0,
+    async_scheduling: bool = True,
+    mamba_ssm_cache_dtype: str | None = None,
 ) -> KVCacheLayout:
     """The layout of a checkpoint's KV cache on each GPU.
 
@@ -241,8 +249,8 @@ def kv_cache_layout(
         checkpoint: the normal form of describe_config() or describe_checkpoint().
         release: vLLM's version, or an object that has it as ``version``.
         kv_cache_dtype, block_size, max_model_len, max_num_batched_tokens, dtype, decode_context_parallel_size,
-        enable_prefix_caching, disable_hybrid_kv_cache_manager: vLLM's arguments of these names; None: vLLM's default
-        (2048 for max_num_batched_tokens, which counts only for windows).
+        enable_prefix_caching, disable_hybrid_kv_cache_manager, async_scheduling, mamba_ssm_cache_dtype: vLLM's
+        arguments of these names; None: vLLM's default (2048 for max_num_batched_tokens, which counts only for windows).
         num_speculative_tokens: of the speculative configuration; states are kept for each of them.
     Raises: ValueError for a dtype or a release that is unknown.
     """
@@ -260,6 +268,8 @@ def kv_cache_layout(
         enable_prefix_caching,
         num_speculative_tokens,
     )
+    if mamba_ssm_cache_dtype not in (None, "auto"):
+        options = replace(options, state_bytes=dtype_bytes(str(mamba_ssm_cache_dtype)))
     layers = layer_sequence(checkpoint)
     options = _aligned_to_states(layers, options)
     stages = stage_slices(len(layers), pipeline_parallel_size)
@@ -270,7 +280,7 @@ def kv_cache_layout(
         for cache in layer_caches(layers[index], options)
     ]
     groups = _groups(placed, len(stages), rules)
-    batches = pipeline_parallel_size + 1 if rules.counts_batches_in_flight else 1
+    batches = pipeline_parallel_size + (1 if async_scheduling else 0) if rules.counts_batches_in_flight else 1
     return KVCacheLayout(
         groups=groups,
         block_bytes=tuple(max((g.block_bytes[stage] for g in groups), default=0) for stage in range(len(stages))),
@@ -414,9 +424,10 @@ def _state_cache(attention: dict[str, Any], options: CacheOptions) -> LayerCache
     mode = _state_mode(attention, options)
     if mode == "all":
         return LayerCache("state", options.block_size, page)
-    block = options.block_size if mode == "align" else options.max_model_len
-    states = (2 if mode == "align" else 1) + options.speculative_tokens
-    return LayerCache("state", block, page, states=states)
+    if mode == "none":
+        return LayerCache("state", options.max_model_len, page, states=1 + options.speculative_tokens)
+    reading = 1 if attention["state"] in options.rules.prefill_checkpoints else 0
+    return LayerCache("state", options.block_size, page, states=2 + reading + options.speculative_tokens)
 
 
 def _state_mode(attention: dict[str, Any], options: CacheOptions) -> str:
@@ -429,8 +440,8 @@ def _state_mode(attention: dict[str, Any], options: CacheOptions) -> str:
 
 def _state_bytes(attention: dict[str, Any], options: CacheOptions) -> int:
     convolution, recurrent = STATE_SIZES[attention["state"]](attention, options)
-    width = dtype_bytes(attention["dtype"]) if attention.get("dtype") else options.model_bytes
-    return convolution * options.model_bytes + recurrent * width
+    stated = dtype_bytes(attention["dtype"]) if attention.get("dtype") else options.model_bytes
+    return convolution * options.model_bytes + recurrent * (options.state_bytes or stated)
 
 
 def _gated_delta_net_state(attention: dict[str, Any], options: CacheOptions) -> tuple[int, int]:
