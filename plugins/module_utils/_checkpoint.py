@@ -143,12 +143,16 @@ def describe_config(config, quantization_config=None):
 
 
 def _warnings(model, text):
-    if model["known"]:
-        return []
-    return [
-        "The family {!r} ({}) is not described here: its layers are taken as Llama's, with full attention in every "
-        "layer. Compare the plan with the first boot.".format(text.get("model_type"), model["architecture"])
-    ]
+    if not model["known"]:
+        return [
+            "The family {!r} ({}) is not described here: its layers are taken as Llama's, with full attention in every "
+            "layer. Compare the plan with the first boot.".format(text.get("model_type"), model["architecture"])
+        ]
+    if any("compress_ratio" in run["attention"] for run in model["layers"]):
+        return [
+            "The KV cache of this family is compressed; it is counted as if it were not, which is more than it takes."
+        ]
+    return []
 
 
 def _identity(config, text):

@@ -31,6 +31,7 @@ QWEN3 = {"qk_norm": "head", "window_needs_flag": True}
 QWEN3VL = dict(QWEN3, multimodal_rotary=True)
 GEMMA3 = {"qk_norm": "head", "norms": 4, "tied": True, "window_pattern": 6, "local_base": 10000.0}
 DEEPSEEK = {"router_bias": True}
+DEEPSEEK_V4 = {"router_bias": True, "moe_prefix": "ffn", "rotary_dtype": "float32"}
 LAYER_NORM = {"norm_bias": True, "gated": False, "mlp_bias": True, "qkv_bias": True, "output_bias": True}
 
 FAMILIES = {
@@ -138,9 +139,9 @@ FAMILIES = {
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
-    "deepseek_v4": dict(DEEPSEEK, moe_prefix="ffn"),
-    "deepseek_ref": dict(DEEPSEEK, moe_prefix="ffn"),
-    "glm_moe_dsa": dict(DEEPSEEK, router_dtype="float32"),
+    "deepseek_v4": DEEPSEEK_V4,
+    "deepseek_ref": DEEPSEEK_V4,
+    "glm_moe_dsa": DEEPSEEK,
     "dots1": {"qk_norm": "head", "router_bias": True},
     "longcat_flash": DEEPSEEK,
     "pangu_ultra_moe": DEEPSEEK,

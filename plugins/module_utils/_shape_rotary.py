@@ -31,6 +31,9 @@ def rotary_tables(config, layers):
         entry = (parameters.get("rope_theta"), table)
         if table and entry not in tables:
             tables.append(entry)
+    if config.get("compress_rope_theta"):
+        # DeepSeek-V4 rotates its compressed history with a base of its own.
+        tables += [(config["compress_rope_theta"], table) for _base, table in tables]
     return [table for _base, table in tables]
 
 

@@ -45,7 +45,7 @@ LOAD_TIME_SCHEMES: dict[str, dict[str, Any]] = {
 
 LOAD_TIME_EXPERTS_ONLY = {"experts_int8": scheme("int8_channel", 8, "channel")}
 
-KNOWN_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.004, 0.015, 0.08
+KNOWN_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.01, 0.025, 0.08
 """Half widths of the interval: unquantised and 8-bit weights of a described family; 4-bit weights, whose kernels pad
 them by card; families that are not described. tests/bench/bench_weights.py holds them against measured lines."""
 
@@ -247,15 +247,24 @@ def _tensor_bytes(tensor: dict[str, Any], loading: Loading) -> int:
     value_bytes = dtype_bytes(tensor["dtype"]) if tensor.get("dtype") else loading.value_bytes
     stored = _scheme(tensor, loading)
     size = matrix_bytes(rows, columns, stored, value_bytes)
+    rearranged = stored and tensor["group"] == "experts" and loading.expert_kernel.keeps_scales
+    if rearranged:
+        size += _rearranged_scale_bytes(rows, columns, stored or {})
     if tensor.get("bias"):
-        size += rows * value_bytes
+        size += rows * (4 if rearranged else value_bytes)
     if tensor.get("absorbed") and stored:
         # MLA multiplies with both halves of kv_b_proj in 16 bit (W_UK_T, W_UV): views of an unquantised matrix,
         # a copy beside a quantised one (process_weights_after_loading of MLAAttention).
         size += rows * columns * loading.value_bytes
-    if stored and tensor["group"] == "experts" and loading.expert_kernel.keeps_scales:
-        size += rows * columns // stored["group_size"] * stored["scale_bytes"]
     return copies * size
+
+
+SWIZZLED_ROWS = 256
+"""Rows that the scales of Triton's kernels on Hopper are padded to (``HopperMXScaleLayout`` with 8 warps)."""
+
+
+def _rearranged_scale_bytes(rows: int, columns: int, stored: dict[str, Any]) -> int:
+    return int(round_up(rows, SWIZZLED_ROWS) * ceil_div(columns, stored["group_size"]) * stored["scale_bytes"])
 
 
 def _scheme(tensor: dict[str, Any], loading: Loading) -> dict[str, Any] | None:

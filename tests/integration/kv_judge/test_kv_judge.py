@@ -4,9 +4,9 @@
 """Real vLLM judges the layout of the KV cache.
 
 For each configuration in ``configs`` (real layer counts, KV heads, head dimensions and windows; small everything else)
-vLLM's CPU build is started with made-up weights, and its groups, pages, blocks and concurrency at two context lengths are
-held against ours. Takes about 30 s a configuration. ``GPUFLEET_VLLM_PYTHON`` is the Python of an environment with vLLM;
-without it the tests are skipped.
+vLLM's CPU build is started with made-up weights, and its groups, pages, blocks and concurrency at two context lengths
+are held against ours. Takes about 30 s a configuration. ``GPUFLEET_VLLM_PYTHON`` is the Python of an environment with
+vLLM; without it the tests are skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.kv_cache import kv_cache_layout
 
