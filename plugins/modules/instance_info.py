@@ -1,0 +1,93 @@
+#!/usr/bin/python
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Reads what deployments left on a host: plans and receipts of instances."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: instance_info
+short_description: Reads the plans and receipts that deployments left on a host
+description:
+  - Reads C(/etc/vllm/NAME/plan.json) and C(/var/lib/vllm/NAME/receipt.json) of instances.
+  - A file that is missing is left out. One that cannot be read or is no JSON object is left out, too, and a warning
+    says so; the host is planned as if it were not there.
+author:
+  - gpufleet maintainers (@gpufleet)
+extends_documentation_fragment:
+  - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.info_module
+options:
+  names:
+    description: Names of the instances.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Know what runs here
+  gpufleet.vllm.instance_info:
+    names: [chat, embedding]
+  register: deployed
+
+- name: Show the length that was deployed
+  ansible.builtin.debug:
+    msg: "{{ deployed.plans.chat.kv.max_model_len }}"
+"""
+
+RETURN = r"""
+plans:
+  description: The plans that were deployed last, by the name of the instance.
+  returned: always
+  type: dict
+receipts:
+  description: What vLLM measured at the last start, by the name of the instance.
+  returned: always
+  type: dict
+"""
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+
+FILES = {"plans": "/etc/vllm/{name}/plan.json", "receipts": "/var/lib/vllm/{name}/receipt.json"}
+
+
+def instance_info(names, files, warn):
+    """Returns {"plans": {name: plan}, "receipts": {name: receipt}}; warn is called with a line for each broken file."""
+    return {kind: _read_all(names, pattern, warn) for kind, pattern in files.items()}
+
+
+def _read_all(names, pattern, warn):
+    found = {}
+    for name in names:
+        path = pattern.format(name=name)
+        try:
+            found[name] = _read(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            warn("%s is not used: %s. The next deployment writes it again." % (path, error))
+    return found
+
+
+def _read(path):
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    return content
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+    )
+    module.exit_json(changed=False, **instance_info(module.params["names"], FILES, module.warn))
+
+
+if __name__ == "__main__":
+    main()
