@@ -32,7 +32,9 @@ options:
     elements: dict
     required: true
   checkpoints:
-    description: What M(gpufleet.vllm.checkpoint_info) returned for each checkpoint, by its path on the host.
+    description:
+      - What M(gpufleet.vllm.checkpoint_info) returned for each checkpoint, by its path on the host.
+      - The C(config.json) of a model as it is published does, too. Then the weights are counted, not read.
     type: dict
     required: true
   inventory_hosts:
@@ -45,6 +47,13 @@ options:
       - The plans that run now, by the name of the instance.
       - While what is asked for is the same and still has room, a plan stays as it is. Nothing is restarted because a
         few MiB more or less are free.
+    type: dict
+    default: {}
+  receipts:
+    description:
+      - What vLLM measured at earlier starts, by the name of the instance, as P(gpufleet.vllm.receipt#filter) gives it.
+      - A receipt of the same release, card, model and parallel sizes replaces the prediction, one of another model
+        narrows it. Any other is refused with a line in the plan's warnings.
     type: dict
     default: {}
 seealso:
@@ -93,6 +102,7 @@ def plan(
     checkpoints: Mapping[str, Mapping[str, Any]],
     inventory_hosts: Sequence[str] = (),
     current_plans: Mapping[str, Mapping[str, Any]] | None = None,
+    receipts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The plans of the instances. Raises AnsibleFilterError with instance, variable, value and remedy."""
     if isinstance(instances, Mapping) or not isinstance(instances, Sequence) or isinstance(instances, str):
@@ -100,7 +110,7 @@ def plan(
             "gpufleet.vllm.plan: vllm_instances is not a list; write '- name: ...' for each instance."
         )
     try:
-        plans = plan_instances(instances, hosts, checkpoints, inventory_hosts, current_plans)
+        plans = plan_instances(instances, hosts, checkpoints, inventory_hosts, current_plans, receipts)
     except InstanceError as error:
         raise AnsibleFilterError(f"gpufleet.vllm.plan: {error}") from error
     refused = [_refusal(planned, error) for planned in plans for error in planned["errors"]]

@@ -70,7 +70,7 @@ def _read_all(names, pattern, warn):
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            warn("%s is not used: %s. The next deployment writes it again." % (path, error))
+            warn(f"{path} is not used: {error}. The next deployment writes it again.")
     return found
 
 

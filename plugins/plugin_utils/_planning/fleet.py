@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...module_utils._checkpoint import describe_config
 from .errors import InstanceError
 from .hosts import CONTAINER_PREFIX, own_memory_mib
 from .plan import plan
@@ -24,8 +25,12 @@ def plan_instances(
     checkpoints: Mapping[str, Mapping[str, Any]],
     inventory_hosts: Sequence[str] = (),
     current_plans: Mapping[str, Mapping[str, Any]] | None = None,
+    receipts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The plans of all instances, in their order, each with what it passes on (name, image, address, port, ...).
+
+    checkpoints, by path: descriptions, or the config.json of a model as it is published. current_plans and receipts, by
+    name of the instance: what runs now, and what its start measured; a receipt that is none is refused with a warning.
 
     Where one after the other leaves no room for the last, all are planned again as neighbours on shared cards: each
     takes a KV pool in bytes for its promise, and no share of the whole card.
@@ -34,13 +39,13 @@ def plan_instances(
     """
     _check_unique(instances)
     named = [_name_host(host, inventory_hosts, index) for index, host in enumerate(hosts)]
-    plans = _one_after_the_other(instances, named, checkpoints, current_plans or {}, shared=False)
+    complete, refusals = _complete(instances, checkpoints, current_plans or {}, receipts or {})
+    plans = _one_after_the_other(complete, named, shared=False)
     crowded = len(instances) > 1 and any(item["verdict"] == "does_not_fit" for item in plans)
     if crowded:
-        together = _one_after_the_other(instances, named, checkpoints, current_plans or {}, shared=True)
-        if _fitting(together) > _fitting(plans):
-            return together
-    return plans
+        together = _one_after_the_other(complete, named, shared=True)
+        plans = together if _fitting(together) > _fitting(plans) else plans
+    return [{**item, "warnings": [*item["warnings"], *refused]} for item, refused in zip(plans, refusals, strict=True)]
 
 
 def _fitting(plans: Sequence[Mapping[str, Any]]) -> int:
@@ -68,35 +73,65 @@ def _name_host(host: Mapping[str, Any], names: Sequence[str], index: int) -> dic
     return named
 
 
-def _one_after_the_other(
+def _complete(
     instances: Sequence[Mapping[str, Any]],
-    hosts: Sequence[dict[str, Any]],
     checkpoints: Mapping[str, Mapping[str, Any]],
     current_plans: Mapping[str, Mapping[str, Any]],
-    shared: bool,
+    receipts: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The instances with all that plan() takes, and for each the warnings about a receipt that is none."""
+    complete, refusals = [], []
+    for instance in instances:
+        name = str(instance.get("name") or "")
+        whole = {**instance, "checkpoint": _checkpoint(instance, checkpoints), "path": instance.get("checkpoint")}
+        if current_plans.get(name):
+            whole["current_plan"] = current_plans[name]
+        given = instance.get("receipt") or receipts.get(name)
+        fault = receipt_fault(given) if given else None
+        whole["receipt"] = None if fault else given
+        complete.append(whole)
+        refusals.append([f"the receipt is not used: {fault}; the next start writes it again"] if fault else [])
+    return complete, refusals
+
+
+def receipt_fault(receipt: Any) -> str | None:
+    """What keeps a receipt from being read, if anything does. Whether it is of the same start, plan() finds out."""
+    if not isinstance(receipt, Mapping):
+        return "it is no receipt"
+    for part in ("planned", "measured"):
+        figures = receipt.get(part)
+        if not isinstance(figures, Mapping):
+            return f"it lacks the figures under '{part}'"
+        for figure, value in figures.items():
+            if figure.endswith("_gib") and not isinstance(value, int | float | None):
+                return f"{part}.{figure} is {value!r}, no number of GiB"
+    for size in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if not isinstance(receipt.get(size), int | None):
+            return f"{size} is {receipt.get(size)!r}, no number"
+    return None
+
+
+def _one_after_the_other(
+    instances: Sequence[Mapping[str, Any]], hosts: Sequence[dict[str, Any]], shared: bool
 ) -> list[dict[str, Any]]:
     remaining = copy.deepcopy(list(hosts))
     plans = []
     for instance in instances:
-        name = str(instance.get("name") or "")
-        complete = {**instance, "checkpoint": _checkpoint(instance, checkpoints), "shares_gpus": shared}
-        if current_plans.get(name):
-            complete["current_plan"] = current_plans[name]
-        planned = plan(complete, remaining)
+        planned = plan({**instance, "shares_gpus": shared}, remaining)
         passed = {key: instance[key] for key in PASSED_ON if key in instance}
-        plans.append({**_defaults(instance, complete["checkpoint"]), **passed, **planned})
+        plans.append({**_defaults(instance), **passed, **planned})
         if planned["verdict"] in FITTING:
-            _reserve(remaining, name, planned)
+            _reserve(remaining, str(instance.get("name") or ""), planned)
     return plans
 
 
-def _defaults(instance: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
     address, port = instance.get("address") or "127.0.0.1", instance.get("port") or 8000
     return {
         "name": instance.get("name"),
         "image": instance.get("image"),
-        "checkpoint": instance.get("checkpoint") if isinstance(instance.get("checkpoint"), str) else None,
-        "task": instance.get("task") or checkpoint.get("task"),
+        "checkpoint": instance["path"] if isinstance(instance["path"], str) else None,
+        "task": instance.get("task") or instance["checkpoint"].get("task"),
         "served_model_name": instance.get("served_model_name") or instance.get("name"),
         "address": address,
         "port": port,
@@ -107,7 +142,7 @@ def _defaults(instance: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dic
 def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     path = instance.get("checkpoint")
     if isinstance(path, Mapping):
-        return path
+        return _described(path)
     if not isinstance(path, str) or path not in checkpoints:
         known = ", ".join(sorted(map(str, checkpoints))) or "none"
         raise InstanceError(
@@ -117,7 +152,13 @@ def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[s
             "was not described",
             f"Run gpufleet.vllm.checkpoint_info for it and pass its result in checkpoints (described are: {known}).",
         )
-    return checkpoints[path]
+    return _described(checkpoints[path])
+
+
+def _described(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A description as it is; a config.json as it is published, described. Neither is touched."""
+    published = "layers" not in checkpoint and ("architectures" in checkpoint or "model_type" in checkpoint)
+    return describe_config(dict(checkpoint)) if published else checkpoint
 
 
 def _reserve(hosts: Sequence[dict[str, Any]], name: str, planned: Mapping[str, Any]) -> None:
