@@ -26,6 +26,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 # Lines of the log that go to diagnose: the cause stands above the last words of every rank.
 _DIAGNOSED_LINES = 4000
+# A long phase says now and then that it goes on.
+_SECONDS_BETWEEN_LINES = 30
 # A host that does not answer some times in a row may be back at the next: the engine starts on without us.
 _TOLERATED_DISCONNECTIONS = 5
 
@@ -48,7 +50,7 @@ class ActionModule(ActionBase):
         began = phase_began = time.monotonic()
         allowed = startup.deadlines(self._arguments["bytes_to_read"], self._arguments["read_mib_per_second"])
         first = before = boot = self._boot_info(lines=1)
-        shown = ""
+        shown, self._told_at = "", 0.0
         while True:
             now = time.monotonic()
             shown = self._show(boot, shown, now - began)
@@ -71,10 +73,11 @@ class ActionModule(ActionBase):
         return in_phase > allowed[phase]
 
     def _show(self, boot: dict[str, Any], shown: str, waited: float) -> str:
-        """Prints what is new, and returns it. Hosts print side by side, so each line begins with its host."""
+        """Prints what is new or has lasted, and returns it. Hosts print side by side, so each line begins with its host."""
         told = startup.phase_line(boot)
-        if told != shown:
+        if told != shown or waited - self._told_at >= _SECONDS_BETWEEN_LINES:
             self._display_line(f"{told} ({startup.duration(waited)})")
+            self._told_at = waited
         return told
 
     def _failure(self, end: str, boot: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,16 @@ def test_it_prints_each_phase_and_ends_when_the_engine_serves(follow):
     ]
 
 
+def test_a_long_phase_says_that_it_goes_on(follow):
+    _result, printed = follow(Host([boot("starting")] * 8 + [SERVES]), interval=10)
+    assert printed == [
+        "gpu1: vllm-chat: starting (0:00)",
+        "gpu1: vllm-chat: starting (0:30)",
+        "gpu1: vllm-chat: starting (1:00)",
+        "gpu1: vllm-chat: serving (1:20)",
+    ]
+
+
 def test_the_module_is_asked_for_this_instance(follow):
     host = Host([SERVES])
     follow(host, address="10.0.0.7", port=8001)
