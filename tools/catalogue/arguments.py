@@ -142,7 +142,7 @@ def _function_type(function: Function) -> str:
     if ".split(" in source:
         return "comma_list"
     if ".lower()" in source:
-        return "str"
+        return "str_folded" if ".replace('-', '_')" in source else "str"
     raise CannotEvaluate(f"argument type {function!r}: {source}")
 
 

@@ -183,3 +183,13 @@ def _rows(interpreter: Interpreter, statements: list[ast.stmt], **card: Any) -> 
         if not rows or rows[-1][1:] != values:
             rows.append([memory, *values])
     return rows
+
+
+def float16_refused(interpreter: Interpreter) -> list[str]:
+    """Model types (``model_type`` of config.json) that the release does not compute in float16; 0.9.0 refuses none."""
+    for name in ("vllm.config.model", "vllm.config"):
+        module = interpreter.module(name)
+        if module is not None and "_get_and_verify_dtype" in module.bindings:
+            known = "_FLOAT16_NOT_SUPPORTED_MODELS" in module.bindings
+            return sorted(module.get("_FLOAT16_NOT_SUPPORTED_MODELS")) if known else []
+    raise CannotEvaluate(f"{interpreter.root}: no function that chooses the dtype")

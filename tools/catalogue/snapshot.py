@@ -16,6 +16,7 @@ from registries import (
     batch_defaults,
     compressed_tensors_schemes,
     environment_variables,
+    float16_refused,
     quantization_methods,
 )
 from release_source import open_release
@@ -38,6 +39,7 @@ def snapshot(root: Path) -> dict[str, Any]:
             "compressed_tensors": compressed_tensors_schemes(interpreter),
         },
         "batch_defaults": batch_defaults(interpreter),
+        "float16_refused": float16_refused(interpreter),
         "routes": routes(interpreter),
         "guarded_prefixes": list(guarded(interpreter)),
     }

@@ -21,6 +21,7 @@ PARTS = {
     "architectures": "table",
     "quantization": "records",
     "batch_defaults": "value",
+    "float16_refused": "value",
     "routes": "records",
     "guarded_prefixes": "value",
     "requirements": "table",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from .releases import release as find_release
 
 BFLOAT16_CAPABILITY = 8.0  # vllm/platforms/cuda.py: supported_dtypes
 FP8_CAPABILITY = 8.9  # Ada Lovelace; vllm/platforms/cuda.py: supports_fp8
-FLOAT16_REFUSED = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")  # vllm/config: _FLOAT16_NOT_SUPPORTED_MODELS
 
 Row = dict[str, str]
 
@@ -29,7 +29,7 @@ def matrix(
 
     ``host`` is what ``gpu_info`` returns (``driver_version``, ``gpus`` with ``compute_capability`` and ``name``),
     ``checkpoint`` the normal form of ``describe_config``, ``engine_args`` the instance's pins (``dtype``,
-    ``kv_cache_dtype``, ``quantization``, ``model_impl``).
+    ``kv_cache_dtype``, ``quantization``).
 
     Returns ``[{"subject", "status", "reason"}, ...]`` with one row for each of the subjects ``driver`` and
     ``compute_capability`` and, with a checkpoint, ``architecture``, ``dtype``, ``quantization`` (quantised ones only)
@@ -41,7 +41,7 @@ def matrix(
     capability = least_capability(host)
     rows = [driver_row(release, host), capability_row(release, host)]
     if checkpoint is not None:
-        rows.append(architecture_row(release, checkpoint, pins))
+        rows.append(architecture_row(release, checkpoint))
         rows.append(dtype_row(release, checkpoint, pins, capability))
         rows.extend(quantization_rows(release, checkpoint, pins, capability))
         rows.append(kv_cache_dtype_row(release, checkpoint, pins, capability))
@@ -148,7 +148,7 @@ def machine(host: Mapping[str, Any]) -> str:
     if stated:
         return "aarch64" if str(stated) in ("aarch64", "arm64") else "x86_64"
     names = " ".join(str(gpu.get("name", "")) for gpu in host.get("gpus") or [])
-    return "aarch64" if re.search(_data("drivers")["grace"], names) else "x86_64"
+    return "aarch64" if re.search(_data("drivers")["cards_of_aarch64"], names) else "x86_64"
 
 
 def capability_row(release: Release, host: Mapping[str, Any]) -> Row:
@@ -187,7 +187,7 @@ def _kernel(built: list[str], capability: float) -> float | None:
 
 
 # -- image and checkpoint ---------------------------------------------------------------------------------------------
-def architecture_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapping[str, Any]) -> Row:
+def architecture_row(release: Release, checkpoint: Mapping[str, Any]) -> Row:
     """The checkpoint's architecture against the release's model registry."""
     names = [str(name) for name in checkpoint.get("architectures") or [checkpoint.get("architecture")] if name]
     if not names:
@@ -208,14 +208,14 @@ def architecture_row(release: Release, checkpoint: Mapping[str, Any], pins: Mapp
         return _row(
             "architecture", "unsupported", f"{release} does not know {names[0]}; known to {format_releases(knowing)}"
         )
-    if pins.get("model_impl") == "transformers" or not checkpoint.get("quantization"):
-        return _row(
-            "architecture",
-            "unverified",
-            f"no release of the catalogue registers {names[0]}; vLLM may still run it "
-            f"through Transformers if the image's Transformers knows the model",
-        )
-    return _row("architecture", "unsupported", f"no release of the catalogue registers {names[0]}")
+    near = difflib.get_close_matches(names[0], release.architectures, n=1)
+    hint = f" (it registers {near[0]})" if near else ""
+    return _row(
+        "architecture",
+        "unverified",
+        f"no release of the catalogue registers {names[0]}{hint}; {release} runs it through the image's Transformers "
+        f"({release.requirement('transformers')}) or the checkpoint's own code if these can do it, else it refuses it",
+    )
 
 
 def dtype_row(
@@ -226,40 +226,27 @@ def dtype_row(
     dtype = checkpoint.get("dtype") if pinned in (None, "auto") else pinned
     if dtype is None:
         return _row("dtype", "unverified", "neither the pins nor the checkpoint name a dtype")
-    if dtype == "float16" and checkpoint.get("model_type") in FLOAT16_REFUSED:
-        return _row(
-            "dtype",
-            "unsupported",
-            f"vLLM refuses float16 for {checkpoint['model_type']} (numerical instability); use bfloat16 or float32",
-        )
+    model_type = str(checkpoint.get("model_type"))
+    if dtype == "float16" and model_type in release.float16_refused:
+        reason = f"{release} refuses float16 for {model_type} (numerical instability); use bfloat16 or float32"
+        return _row("dtype", "unsupported", reason)
     if dtype != "bfloat16":
         return _row("dtype", "supported", f"{dtype} runs on every card that vLLM runs on")
+    return _row("dtype", *_bfloat16(capability, pinned == "bfloat16", model_type in release.float16_refused))
+
+
+def _bfloat16(capability: float | None, pinned: bool, float16_refused: bool) -> tuple[str, str]:
+    """Status and reason of a computation in bfloat16."""
+    needs = f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}"
     if capability is None:
-        return _row(
-            "dtype", "unverified", f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}; the card's is not known"
-        )
+        return "unverified", f"{needs}; the card's is not known"
     if capability >= BFLOAT16_CAPABILITY:
-        return _row("dtype", "supported", f"compute capability {capability} computes in bfloat16")
-    if pinned == "bfloat16":
-        return _row(
-            "dtype",
-            "unsupported",
-            f"bfloat16 needs compute capability {BFLOAT16_CAPABILITY}, the card has {capability}; "
-            f"set dtype to float16 (half)",
-        )
-    if checkpoint.get("model_type") in FLOAT16_REFUSED:
-        return _row(
-            "dtype",
-            "degraded",
-            f"compute capability {capability} has no bfloat16 and vLLM refuses float16 for "
-            f"{checkpoint['model_type']}: it computes in float32, with twice the memory",
-        )
-    return _row(
-        "dtype",
-        "degraded",
-        f"compute capability {capability} has no bfloat16: with dtype auto, vLLM computes in float16, "
-        f"whose range is smaller",
-    )
+        return "supported", f"compute capability {capability} computes in bfloat16"
+    if pinned:
+        return "unsupported", f"{needs}, the card has {capability}; set dtype to float16 (half)"
+    if float16_refused:
+        return "degraded", f"{needs}, the card has {capability}, and float16 is refused: float32 takes twice the memory"
+    return "degraded", f"{needs}, the card has {capability}: dtype auto computes in float16, whose range is smaller"
 
 
 # -- quantisation -----------------------------------------------------------------------------------------------------

@@ -82,7 +82,8 @@ class Argument:
     """One argument of ``vllm serve`` as one release knows it.
 
     ``kind``: ``value``, ``boolean`` (``--x``, ``--no-x``), ``flag`` (``--x``), ``append`` (repeated), ``positional``.
-    ``type``: str, int, int_human (``32k``), int_human_or_auto, float, bool, json, json_or_str, comma_list.
+    ``type``: str, str_folded (case and dashes do not matter), int, int_human (``32k``), int_human_or_auto, float, bool,
+    json, json_or_str, comma_list.
     ``choices``: the only values; ``known``: the values that the release ships where plugins may add others.
     ``fields``: the keys that a JSON value may have, where the release turns it into a config class.
     ``serve_only``: known to ``vllm serve`` but not to the old entrypoint ``vllm.entrypoints.openai.api_server``.
@@ -132,17 +133,14 @@ class Release:
         """The argument of that name, or None where this release does not know it.
 
         ``name`` may be written with underscores or dashes, with or without leading dashes, as an alias (``-tp``) or
-        as the negative form of a boolean (``no-enable-prefix-caching``).
+        as the flag that negates a boolean (``--no-enable-prefix-caching``).
         """
         key = canonical_name(name)
         if key not in self._arguments:
-            self._arguments[key] = self._find_argument(key)
-        return self._arguments[key]
-
-    def _find_argument(self, key: str) -> Argument | None:
-        found = self._read_argument(key) or self._read_argument(self._aliases.get(key, key))
-        if found is None and key.startswith("no_"):
-            positive = self.argument(key[3:])
+            self._arguments[key] = self._read_argument(key) or self._read_argument(self._aliases.get(key, key))
+        found = self._arguments[key]
+        if found is None and name.startswith("--no-"):
+            positive = self.argument(key.removeprefix("no_"))
             return positive if positive is not None and positive.kind == "boolean" else None
         return found
 
@@ -234,6 +232,11 @@ class Release:
             if value_at(spans, self.version, "absent") != "absent"
         }
 
+    @property
+    def float16_refused(self) -> list[str]:
+        """Model types (``model_type`` of config.json) that the release does not compute in float16."""
+        return list(value_at(_data("float16_refused"), self.version))
+
     @cached_property
     def architectures(self) -> list[str]:
         """Every architecture that the release's registry has, sorted."""
@@ -301,9 +304,9 @@ class Release:
     @property
     def torch(self) -> str:
         """The PyTorch that the image installs, e.g. ``2.13.0``."""
-        return str(self._requirement("torch")).lstrip("=")
+        return str(self.requirement("torch")).lstrip("=")
 
-    def _requirement(self, package: str) -> str | None:
+    def requirement(self, package: str) -> str | None:
         """What the CUDA wheel requires of a package; None where it does not require it."""
         return value_at(_data("requirements").get(package, []), self.version)
 
@@ -330,7 +333,7 @@ class Release:
     @property
     def has_ray(self) -> bool:
         """Whether the image contains Ray: where the CUDA wheel requires it."""
-        return self._requirement("ray") is not None
+        return self.requirement("ray") is not None
 
     @property
     def compute_capabilities(self) -> list[str]:

@@ -62,10 +62,10 @@ def serve_args(
     known = plan_release(plan)
     entrypoint = entrypoint or known.entrypoint
     forced = {canonical_name(name) for name in force}
-    planned = [Given(canonical_name(item["name"]), item["value"], "arguments") for item in plan.get("arguments", [])]
+    planned = [name_of(known, str(item["name"]), item["value"], "arguments") for item in plan.get("arguments", [])]
     model, planned = _take_model(planned, model)
     extra = split_words(known, [str(word) for word in plan.get("extra_args") or []])
-    problems = [*_model_problems(known, model), *_duplicates([*planned, *extra])]
+    problems = [*_model_problems(known, model), *_duplicates(known, [*planned, *extra])]
     for given in [*planned, *extra]:
         if given.name not in forced:
             problems.extend(check(known, given))
@@ -76,6 +76,12 @@ def serve_args(
     for given in [*planned, *extra]:
         words.extend(given.words if given.words is not None else render(known.argument(given.name), given))
     return words
+
+
+def name_of(known: Release, name: str, value: Any, where: str) -> Given:
+    """An argument under the release's own name, however it was spelled."""
+    argument = known.argument(name)
+    return Given(argument.name if argument else canonical_name(name), value, where)
 
 
 def plan_release(plan: dict[str, Any]) -> Release:
@@ -102,16 +108,16 @@ def _model_problems(known: Release, model: str | None) -> list[str]:
     return [f"no model for vLLM {known}: add the argument 'model' to the plan, or give the filter model=<path>"]
 
 
-def _duplicates(given: list[Given]) -> list[str]:
+def _duplicates(known: Release, given: list[Given]) -> list[str]:
+    """Arguments that are given twice: vLLM would take the last and drop the first."""
     seen: dict[str, str] = {}
     problems = []
     for item in given:
-        first = seen.setdefault(item.name, item.where)
-        if first != item.where and not (item.words and "." in item.words[0]):
-            problems.append(
-                f"{spell(item.name)} is in {first} and in {item.where}: keep one "
-                f"(a pin belongs into engine_args, so that the plan can use it)"
-            )
+        argument = known.argument(item.name)
+        adds_up = (argument is not None and argument.kind == "append") or (item.words and "." in item.words[0])
+        if item.name in seen and not adds_up:
+            problems.append(f"{spell(item.name)} is given twice, in {seen[item.name]} and in {item.where}: keep one")
+        seen.setdefault(item.name, item.where)
     return problems
 
 
@@ -168,8 +174,21 @@ def check(known: Release, given: Given) -> list[str]:
     argument = known.argument(given.name)
     if argument is None:
         return [unknown_argument(known, given)]
-    problem = value_problem(argument, given.value)
+    problem = _words_problem(argument, given) or value_problem(argument, given.value)
     return [f"{spell(given.name)} of vLLM {known}: {problem}"] if problem else []
+
+
+def _words_problem(argument: Argument, given: Given) -> str | None:
+    """What the parser would read otherwise than it is meant: a switch with a value, a list without one."""
+    if given.words is None:
+        return None
+    bare = len(given.words) == 1 and "=" not in given.words[0]
+    if argument.nargs == "+" and bare:
+        return "it needs at least one value"
+    if bare or argument.kind not in ("boolean", "flag", "unset"):
+        return None
+    off = f" or --no-{argument.flag.removeprefix('--')}" if argument.kind == "boolean" else ""
+    return f"it takes no value ('{' '.join(given.words)}'); write {argument.flag}{off}"
 
 
 def entrypoint_problems(known: Release, given: Given, entrypoint: str) -> list[str]:
@@ -236,6 +255,8 @@ def value_problem(argument: Argument, value: Any) -> str | None:
 
 def _list_problem(argument: Argument, value: Any) -> str | None:
     items = value if isinstance(value, list | tuple) else [value]
+    if not items and argument.default:
+        return f"it needs at least one value; leave it out for the default {argument.default}"
     if isinstance(argument.nargs, int) and len(items) != argument.nargs:
         return f"it takes {argument.nargs} values, not {len(items)}"
     return next((problem for item in items if (problem := _scalar_problem(argument, item))), None)
@@ -270,10 +291,9 @@ def _listed(allowed: Iterable[Any], value: Any) -> str:
 
 
 def _is_choice(argument: Argument, value: Any) -> bool:
-    allowed = {str(item) for item in argument.choices}
-    if argument.nullable:
-        allowed.add("None")
-    return str(value) in allowed or str(value).lower().replace("-", "_") in allowed and argument.group == "KernelConfig"
+    allowed = {str(item) for item in argument.choices} | ({"None"} if argument.nullable else set())
+    text = str(value).lower().replace("-", "_") if argument.type == "str_folded" else str(value)
+    return text in allowed
 
 
 def _check_str(argument: Argument, value: Any) -> str | None:
@@ -338,6 +358,7 @@ def _is_none_word(argument: Argument, value: Any) -> bool:
 
 TYPE_CHECKS = {
     "str": _check_str,
+    "str_folded": _check_str,
     "int": _check_int,
     "int_human": _check_human_int,
     "bool": _check_str,
@@ -363,7 +384,7 @@ def render(argument: Argument | None, given: Given) -> list[str]:
     flag = argument.flag if argument else spell(given.name)
     kind = argument.kind if argument else ("boolean" if isinstance(given.value, bool) else "value")
     value = given.value
-    if kind in ("boolean", "flag", "unset"):
+    if kind in ("boolean", "flag", "unset") and value is not None:
         return _render_boolean(kind, flag, bool(as_boolean(value)))
     if value is None:
         return [flag, "None"] if argument and argument.nullable and argument.default is not None else []
@@ -375,7 +396,7 @@ def render(argument: Argument | None, given: Given) -> list[str]:
         items = [_word(item) for item in value]
         if argument and argument.kind == "append":
             return [word for item in items for word in _pair(flag, item)]
-        return [flag, *items]
+        return [flag, *items] if items else []  # an empty list is the default, see value_problem
     return _pair(flag, _word(value))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from .changes import changes
 from .matrix import matrix
 from .releases import Release, release
-from .serve_args import Given, check, spell, split_words
+from .serve_args import Given, check, name_of, spell, split_words
 
 WORSE = {"supported": 0, "unverified": 1, "degraded": 1, "unsupported": 2}
 Finding = dict[str, str]
@@ -59,10 +59,8 @@ def _finding(severity: str, subject: str, message: str) -> Finding:
 
 def given_arguments(instance: Mapping[str, Any], known: Release) -> list[Given]:
     """The pins and the raw words of an instance, as one release understands them."""
-    pins = [
-        Given(argument.name if (argument := known.argument(str(name))) else str(name), value, "engine_args")
-        for name, value in dict(instance.get("engine_args") or {}).items()
-    ]
+    given = dict(instance.get("engine_args") or {})
+    pins = [name_of(known, str(name), value, "engine_args") for name, value in given.items()]
     return pins + split_words(known, [str(word) for word in instance.get("extra_args") or []])
 
 

@@ -103,6 +103,7 @@ def test_different_cards_are_judged_by_the_least() -> None:
         ("v0.27.1", "GlmMoeDsaForCausalLM", "supported", "generate"),
         ("v0.33.0", "MotifForCausalLM", "unsupported", "known to v0."),
         ("v0.32.0", "BrandNewForCausalLM", "unverified", "no release of the catalogue"),
+        ("v0.32.0", "Qwen3MoForCausalLM", "unverified", "it registers Qwen3MoeForCausalLM"),
     ],
 )
 def test_the_architecture_against_the_registry(version: str, architecture: str, status: str, told: str) -> None:
@@ -122,7 +123,9 @@ def test_the_architecture_against_the_registry(version: str, architecture: str, 
         (T4, {}, {"dtype": "half"}, "supported"),
         (T4, {"model_type": "gemma3"}, {}, "degraded"),
         (H100, {"model_type": "gemma2"}, {"dtype": "float16"}, "unsupported"),
+        (H100, {"model_type": "gemma2"}, {"dtype": "float32"}, "supported"),
         (H100, {"dtype": None}, {}, "unverified"),
+        (("NVIDIA H200", None), {}, {}, "unverified"),
     ],
 )
 def test_the_dtype_against_the_card(card: Any, checkpoint: dict[str, Any], pins: dict[str, Any], status: str) -> None:

@@ -76,14 +76,22 @@ def test_aliases_and_negations_are_found() -> None:
     known = release("0.32.0")
     names = {
         spelled: getattr(known.argument(spelled), "name", None)
-        for spelled in ("-tp", "no-enable-prefix-caching", "--device-memory-utilization", "-q", "no_max_model_len")
+        for spelled in (
+            "-tp",
+            "--no-enable-prefix-caching",
+            "no_enable_prefix_caching",
+            "--device-memory-utilization",
+            "-q",
+            "--no-max-model-len",
+        )
     }
     assert names == {
         "-tp": "tensor_parallel_size",
-        "no-enable-prefix-caching": "enable_prefix_caching",
+        "--no-enable-prefix-caching": "enable_prefix_caching",
+        "no_enable_prefix_caching": None,
         "--device-memory-utilization": "gpu_memory_utilization",
         "-q": "quantization",
-        "no_max_model_len": None,
+        "--no-max-model-len": None,
     }
 
 

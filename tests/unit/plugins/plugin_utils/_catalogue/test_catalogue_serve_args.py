@@ -64,6 +64,10 @@ def test_the_release_may_be_the_dictionary_of_a_plan() -> None:
         ("device_ids", [0, 1], ["--device-ids", "0,1"]),
         ("chat_template", "-x", ["--chat-template=-x"]),
         ("quantization", None, []),
+        ("cpu_offload_params", [], []),
+        ("enable_prefix_caching", None, []),
+        ("device-memory-utilization", 0.9, ["--gpu-memory-utilization", "0.9"]),
+        ("moe_backend", "Flashinfer-TRTLLM", ["--moe-backend", "Flashinfer-TRTLLM"]),
         ("gpu_memory_utilization", 0.9, ["--gpu-memory-utilization", "0.9"]),
         ("dtype", "bfloat16", ["--dtype", "bfloat16"]),
         ("attention_backend", "flashinfer", ["--attention-backend", "flashinfer"]),
@@ -112,6 +116,7 @@ def test_an_unknown_argument_says_what_to_use(version: str, name: str, value: An
         ("quantization", "bitsandbytes", "is none that it ships"),
         ("kv_cache_dtype", "fp9", "is none of its choices"),
         ("seed", None, "a value is needed"),
+        ("ignore_patterns", [], "needs at least one value"),
     ],
 )
 def test_a_wrong_value_says_what_is_right(name: str, value: Any, told: str) -> None:
@@ -130,9 +135,53 @@ def test_extra_args_go_through_the_same_check() -> None:
     assert "its JSON has no key 'nonsense'" in problems("v0.32.0", {}, ["--compilation-config.nonsense", "1"])
 
 
-def test_an_argument_may_be_given_once() -> None:
-    text = problems("v0.32.0", {"max_model_len": 8192}, ["--max-model-len", "4096"])
-    assert "--max-model-len is in arguments and in extra_args" in text
+@pytest.mark.parametrize(
+    ("arguments", "extra", "told"),
+    [
+        ({"max_model_len": 8192}, ["--max-model-len", "4096"], "twice, in arguments and in extra_args"),
+        ({"tensor_parallel_size": 2}, ["-tp", "4"], "--tensor-parallel-size is given twice"),
+        ({}, ["--seed", "1", "--seed=2"], "twice, in extra_args and in extra_args"),
+        (
+            {"device_memory_utilization": 0.8, "gpu_memory_utilization": 0.9},
+            [],
+            "--gpu-memory-utilization is given twice",
+        ),
+    ],
+)
+def test_an_argument_may_be_given_once(arguments: dict[str, Any], extra: list[str], told: str) -> None:
+    assert told in problems("v0.32.0", arguments, extra)
+
+
+def test_what_adds_up_may_be_given_again() -> None:
+    extra = [
+        "--middleware",
+        "a.b",
+        "--middleware",
+        "c.d",
+        "--compilation-config.mode=3",
+        "--compilation-config.backend=x",
+    ]
+    assert serve_args(plan("v0.32.0", {}, extra), MODEL) == [MODEL, *extra]
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        (["--enable-prefix-caching", "false"], "takes no value"),
+        (["--enable-prefix-caching=false"], "write --enable-prefix-caching or --no-enable-prefix-caching"),
+        (["--disable-log-stats", "true"], "write --disable-log-stats"),
+        (["--served-model-name"], "needs at least one value"),
+        (["--seed"], "is no whole number"),
+        (["--seed", "1", "2"], "is no whole number"),
+    ],
+)
+def test_words_that_the_parser_would_read_otherwise(extra: list[str], told: str) -> None:
+    assert told in problems("v0.32.0", {}, extra)
+
+
+def test_a_negation_is_a_word_and_no_name() -> None:
+    """As a name it would invite 'no_enable_prefix_caching: false', which nobody reads the same way twice."""
+    assert "Did you mean --enable-prefix-caching" in problems("v0.32.0", {"no_enable_prefix_caching": True})
 
 
 def test_force_passes_an_argument_on() -> None:
