@@ -28,10 +28,11 @@ export ANSIBLE_COLLECTIONS_PATH=${project}/collections
 ansible-galaxy collection install --offline "${archive}" -p collections >/dev/null
 installed=${project}/collections/ansible_collections/gpufleet/vllm
 
+echo '{"vllm": {"hosts": {"gpu1": null}}}' >inventory.json
 for playbook in "${installed}"/playbooks/*.yml; do
     name=gpufleet.vllm.$(basename "${playbook}" .yml)
     echo "artifact: ansible-playbook ${name} --syntax-check"
-    ansible-playbook --inventory localhost, --syntax-check "${name}" >/dev/null
+    ansible-playbook --inventory inventory.json --syntax-check "${name}" >/dev/null
 done
 
 for kind in filter lookup module role test; do

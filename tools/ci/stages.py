@@ -27,9 +27,7 @@ def run(stage: str, position: str) -> Result:
     """Run one make target, with its output passed through."""
     print(f"\n=== {position} {stage}", flush=True)
     start = time.monotonic()
-    process = subprocess.run(
-        ["make", "--no-print-directory", stage], stdin=subprocess.DEVNULL, check=False
-    )
+    process = subprocess.run(["make", "--no-print-directory", stage], stdin=subprocess.DEVNULL, check=False)
     result = Result(stage, process.returncode == 0, time.monotonic() - start)
     print(f"=== {position} {stage}: {'passed' if result.passed else 'FAILED'} in {result.seconds:.0f} s", flush=True)
     return result
