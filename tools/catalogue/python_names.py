@@ -90,18 +90,12 @@ def attribute_docs(cls: ClassValue) -> dict[str, str]:
     return docs
 
 
-def _get_origin(value: Any) -> Any:
-    """As on the Python of the images; ``X | Y`` is evaluated to a Union here, and the sources treat the two alike."""
-    return typing.get_origin(value)
-
-
 def foreign_names() -> dict[str, Any]:
     """The names outside the tree that have a meaning for the interpreted functions."""
     names: dict[str, Any] = {}
     for module in ("typing", "typing_extensions"):
         names.update({f"{module}.{name}": getattr(typing, name) for name in typing.__all__ if hasattr(typing, name)})
         names[f"{module}.TYPE_CHECKING"] = False
-        names[f"{module}.get_origin"] = _get_origin
         names[f"{module}.cast"] = lambda kind, value: value
         names[f"{module}.TypeVar"] = lambda *args, **kwargs: Any
         names[f"{module}.TypedDict"] = Opaque("typing.TypedDict")

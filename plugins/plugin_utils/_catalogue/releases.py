@@ -83,7 +83,7 @@ class Argument:
 
     ``kind``: ``value``, ``boolean`` (``--x``, ``--no-x``), ``flag`` (``--x``), ``append`` (repeated), ``positional``.
     ``type``: str, str_folded (case and dashes do not matter), int, int_human (``32k``), int_human_or_auto, float, bool,
-    json, json_or_str, comma_list.
+    bool_word (any word but the empty one is true), json, json_or_str, comma_list.
     ``choices``: the only values; ``known``: the values that the release ships where plugins may add others.
     ``fields``: the keys that a JSON value may have, where the release turns it into a config class.
     ``serve_only``: known to ``vllm serve`` but not to the old entrypoint ``vllm.entrypoints.openai.api_server``.

@@ -344,6 +344,10 @@ def _check_json(argument: Argument, value: Any) -> str | None:
     return None
 
 
+def _check_bool_word(argument: Argument, value: Any) -> str | None:
+    return None if as_boolean(value) is not None else f"'{value}' is no boolean; it takes true or false"
+
+
 def _check_json_or_str(argument: Argument, value: Any) -> str | None:
     return f"{value!r} is neither JSON nor text" if isinstance(value, bool) else None
 
@@ -361,7 +365,8 @@ TYPE_CHECKS = {
     "str_folded": _check_str,
     "int": _check_int,
     "int_human": _check_human_int,
-    "bool": _check_str,
+    "bool": _check_bool_word,
+    "bool_word": _check_bool_word,
     "int_human_or_auto": _check_human_int,
     "float": _check_float,
     "json": _check_json,
@@ -390,6 +395,8 @@ def render(argument: Argument | None, given: Given) -> list[str]:
         return [flag, "None"] if argument and argument.nullable and argument.default is not None else []
     if argument and argument.nargs == "?" and value is True:
         return [flag]
+    if argument and argument.type == "bool_word":
+        return [flag, "True" if as_boolean(value) else ""]
     if argument and argument.type == "comma_list" and isinstance(value, list | tuple):
         return _pair(flag, ",".join(str(item) for item in value))
     if isinstance(value, list | tuple) and (argument is None or argument.type != "json" or argument.takes_list):

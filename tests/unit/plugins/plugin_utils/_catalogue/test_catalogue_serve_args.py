@@ -15,6 +15,7 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import (
     release,
     serve_args,
 )
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue.serve_args import TYPE_CHECKS
 
 MODEL = "/models/m"
 
@@ -75,6 +76,14 @@ def test_the_release_may_be_the_dictionary_of_a_plan() -> None:
 )
 def test_values_are_written_as_the_parser_takes_them(name: str, value: Any, words: list[str]) -> None:
     assert serve_args(plan("v0.32.0", {name: value}), MODEL) == [MODEL, *words]
+
+
+def test_a_boolean_that_takes_a_word_is_false_without_one() -> None:
+    """Up to 0.11.2 the type of some is Python's bool, for which "False" is true."""
+    name, flag = "guided_decoding_disable_fallback", "--guided-decoding-disable-fallback"
+    assert serve_args(plan("v0.11.0", {name: True}), MODEL)[2:] == [flag, "True"]
+    assert serve_args(plan("v0.11.0", {name: False}), MODEL)[2:] == [flag, ""]
+    assert serve_args(plan("v0.10.0", {name: False}), MODEL)[2:] == [f"--no-{flag[2:]}"]
 
 
 def test_extra_args_are_passed_on_word_by_word() -> None:
@@ -227,6 +236,16 @@ def test_every_default_of_a_release_passes_its_own_check(version: str) -> None:
     }
     words = serve_args(plan(version, arguments), MODEL)
     assert MODEL in words[:2]
+
+
+def test_every_type_of_the_data_has_a_check() -> None:
+    types = {
+        argument.type
+        for version in known_releases()
+        for name in release(version).argument_names
+        if (argument := release(version).argument(name)) is not None
+    }
+    assert types == set(TYPE_CHECKS)
 
 
 # The three launches of a published guide, as written there for v0.9.0 and as they must be for newer releases.
