@@ -17,12 +17,15 @@ import socket
 from typing import Any, Sequence
 
 from ._gpu_command import find_program, run
-from ._host_facts import read_text
+from ._host_facts import disk, read_text
 
 DOCKER_SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 DPKG_STATUS = "/var/lib/dpkg/status"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+
+#: Where Docker keeps images unless it is told otherwise.
+DOCKER_ROOT = "/var/lib/docker"
 
 #: The character device of /dev/nvidiactl. With this link systemd keeps the GPUs of running containers when it reloads.
 NVIDIACTL_LINK = "/dev/char/195:255"
@@ -72,11 +75,34 @@ def container_names(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> 
     return {entry["Id"]: entry["Names"][0].lstrip("/") for entry in containers if entry.get("Names")}
 
 
+def published_ports(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> dict[int, str]:
+    """{TCP port of the host: name of the container that it is published for}; empty where Docker does not answer."""
+    containers = docker_get("/containers/json", timeout, sockets)[0]
+    ports: dict[int, str] = {}
+    for entry in containers if isinstance(containers, list) else ():
+        for port in entry.get("Ports") or ():
+            if port.get("PublicPort") and port.get("Type") == "tcp" and entry.get("Names"):
+                ports[port["PublicPort"]] = entry["Names"][0].lstrip("/")
+    return ports
+
+
+def image_names(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> list[str]:
+    """The images on this host, as NAME:TAG and as NAME@DIGEST."""
+    images = docker_get("/images/json", timeout, sockets)[0]
+    names: set[str] = set()
+    for entry in images if isinstance(images, list) else ():
+        names.update(entry.get("RepoTags") or ())
+        names.update(entry.get("RepoDigests") or ())
+    return sorted(name for name in names if "<none>" not in name)
+
+
 def container_runtime(timeout: float, sockets: Sequence[str] = DOCKER_SOCKETS) -> dict[str, Any]:
     """What a deployment must know about Docker and the NVIDIA container toolkit on this host."""
     info, reason = docker_get("/info", timeout, sockets)
     facts = describe_docker_info(info if isinstance(info, dict) else {})
     facts["docker_error"] = reason
+    facts["images"] = [] if reason else image_names(timeout, sockets)
+    facts["disk"] = disk(facts["docker_root"] or DOCKER_ROOT)
     facts["toolkit_version"] = _toolkit_version(timeout)
     facts.update(_toolkit_config(read_text(TOOLKIT_CONFIG)))
     facts["cdi_devices"] = sorted(set(facts["cdi_devices"]) | set(_cdi_devices(facts["cdi_spec_dirs"])))

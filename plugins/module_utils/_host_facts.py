@@ -152,6 +152,11 @@ def unit_is_active(unit: str, root: str = "/") -> bool:
     return any(os.path.isdir(os.path.join(root, group, unit)) for group in groups)
 
 
+def has_systemd(root: str = "/") -> bool:
+    """Whether systemd runs this host (sd_booted(3) looks for the same directory)."""
+    return os.path.isdir(os.path.join(root, "run/systemd/system"))
+
+
 def is_running(program: str, root: str = "/") -> bool:
     """Whether a process of this name runs, in a container perhaps; the kernel keeps 15 characters of a name."""
     return any(read_text(path) == program[:15] for path in glob.glob(os.path.join(root, "proc/[0-9]*/comm")))
@@ -297,11 +302,12 @@ def name_containers(gpus: list[dict[str, Any]], names: Mapping[str, str], root: 
     for process in (process for gpu in gpus for process in gpu["processes"]):
         pid = process["pid"]
         if pid not in cache:
-            cache[pid] = _container_name(process_container_ids(pid, root), names)
+            cache[pid] = container_name(process_container_ids(pid, root), names)
         process["container"] = cache[pid]
 
 
-def _container_name(ids: list[str], names: Mapping[str, str]) -> str | None:
+def container_name(ids: list[str], names: Mapping[str, str]) -> str | None:
+    """The name of a process's container by its container_ids, the short id where the engine ({id: name}) has none."""
     # An engine inside a container knows the inner id, an engine on the host the outer one.
     for container_id in reversed(ids):
         if container_id in names:

@@ -293,6 +293,7 @@ container_runtime:
     - Docker and the NVIDIA container toolkit.
     - C(docker_error) tells why Docker did not answer, and is null if it did.
     - C(nvidia_runtime) tells whether Docker knows the runtime C(nvidia); C(cdi_devices) are the CDI devices.
+    - C(images) are the images on the host, C(disk) is the disk of Docker's images, in the form of RV(disk).
     - With V(systemd) as C(cgroup_driver), without CDI and without C(dev_char_links), running containers lose their GPUs
       when C(systemctl daemon-reload) is run.
   returned: if O(gather_subset) has V(container_runtime)
@@ -312,8 +313,24 @@ container_runtime:
     cdi_spec_dirs: [/etc/cdi, /var/run/cdi]
     cdi_devices: ["nvidia.com/gpu=0", "nvidia.com/gpu=all"]
     dev_char_links: true
+    images: ["vllm/vllm-openai:v0.32.0"]
+    disk:
+      path: /var/lib/docker
+      exists: true
+      mount_point: /
+      file_system: ext4
+      source: /dev/nvme0n1p2
+      network: false
+      rotational: false
+      read_only: false
+      total_mib: 959218
+      free_mib: 512034
 host:
-  description: The host's memory in MiB; C(shm_size_mib) is that of C(/dev/shm), which C(--ipc=host) gives to an engine.
+  description:
+    - The host's memory in MiB; C(shm_size_mib) is that of C(/dev/shm), which C(--ipc=host) gives to an engine.
+    - C(listening) are the TCP ports that are taken, each with C(port), C(address), C(pid), C(process) and C(container)
+      (its name, for published ports too). Without C(become), other users' processes stay unknown.
+    - C(commands) are the full paths of the commands that a deployment uses, null where there is none.
   returned: if O(gather_subset) has V(host)
   type: dict
   sample:
@@ -322,6 +339,19 @@ host:
     swap_total_mib: 0
     shm_size_mib: 1031958
     shm_free_mib: 1031958
+    machine: x86_64
+    systemd: true
+    commands:
+      bash: /usr/bin/bash
+      curl: /usr/bin/curl
+      docker: /usr/bin/docker
+      python3: /usr/bin/python3
+    listening:
+      - port: 22
+        address: 0.0.0.0
+        pid: 812
+        process: sshd
+        container: null
 disk:
   description:
     - The disk of O(path). C(rotational) is true if any disk below is one, null where the kernel cannot tell (network,
@@ -360,11 +390,16 @@ notices:
   elements: dict
 """
 
+import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _gpu_query, _host_container_runtime, _host_facts
+from ..module_utils import _gpu_query, _host_container_runtime, _host_facts, _host_ports
+from ..module_utils._gpu_command import find_program
+
+#: What the systemd unit and the smoke test of an instance run on the host.
+COMMANDS = ("bash", "curl", "docker", "python3")
 
 ARGUMENT_SPEC = {
     "source": {"type": "str", "choices": ["auto", "nvml", "nvidia-smi"], "default": "auto"},
@@ -392,10 +427,27 @@ def gather(params: dict[str, Any]) -> dict[str, Any]:
     if "container_runtime" in subset:
         facts["container_runtime"] = _host_container_runtime.container_runtime(timeout)
     if "host" in subset:
-        facts["host"] = _host_facts.memory()
+        facts["host"] = host_resources(timeout)
     if params["path"]:
         facts["disk"] = _host_facts.disk(params["path"])
     return facts
+
+
+def host_resources(timeout: float) -> dict[str, Any]:
+    """Memory, commands and taken ports of the host."""
+    listeners = _host_ports.listening()
+    names = _host_container_runtime.container_names(timeout) if listeners else {}
+    published = {}
+    if any(_host_ports.is_published(listener) for listener in listeners):
+        published = _host_container_runtime.published_ports(timeout)
+    _host_ports.name_listeners(listeners, names, published)
+    return dict(
+        _host_facts.memory(),
+        machine=os.uname().machine,
+        systemd=_host_facts.has_systemd(),
+        commands={name: find_program(name) for name in COMMANDS},
+        listening=listeners,
+    )
 
 
 def tell(problem: dict[str, Any]) -> str:

@@ -206,14 +206,19 @@ def test_docker_is_asked_over_its_socket(docker, monkeypatch):
         "CDISpecDirs": ["/nonexistent"],
         "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "cdi", "ID": "vendor/nic=1"}],
     }
-    containers = [{"Id": ONE, "Names": ["/vllm-chat"]}, {"Id": TWO, "Names": []}]
-    sockets = docker({"/info": info, "/containers/json": containers})
+    ports = [{"PublicPort": 8000, "Type": "tcp"}, {"PublicPort": 53, "Type": "udp"}, {"PrivatePort": 9, "Type": "tcp"}]
+    containers = [{"Id": ONE, "Names": ["/vllm-chat"], "Ports": ports}, {"Id": TWO, "Names": []}]
+    images = [{"RepoTags": ["a:1", "<none>:<none>"], "RepoDigests": ["a@sha256:0"]}, {"RepoTags": None}]
+    sockets = docker({"/info": info, "/containers/json": containers, "/images/json": images})
     facts = container_runtime.container_runtime(5, sockets)
     assert facts["docker_error"] is None
     assert (facts["docker_version"], facts["cgroup_driver"], facts["cgroup_version"]) == ("28.2.2", "systemd", "2")
     assert (facts["runtimes"], facts["nvidia_runtime"]) == (["nvidia", "runc"], True)
     assert facts["cdi_devices"] == ["nvidia.com/gpu=0"]
+    assert facts["images"] == ["a:1", "a@sha256:0"]
+    assert facts["disk"]["path"] == "/var/lib/docker"
     assert container_runtime.container_names(5, sockets) == {ONE: "vllm-chat"}
+    assert container_runtime.published_ports(5, sockets) == {8000: "vllm-chat"}
 
 
 def test_docker_that_does_not_answer(tmp_path, monkeypatch):
@@ -221,7 +226,8 @@ def test_docker_that_does_not_answer(tmp_path, monkeypatch):
     sockets = (str(tmp_path / "none.sock"),)
     facts = container_runtime.container_runtime(5, sockets)
     assert facts["docker_error"] == f"no socket at {sockets[0]}"
-    assert (facts["docker_version"], facts["nvidia_runtime"]) == (None, False)
+    assert (facts["docker_version"], facts["nvidia_runtime"], facts["images"]) == (None, False, [])
+    assert container_runtime.published_ports(5, sockets) == {}
     assert container_runtime.container_names(5, sockets) == {}
     write(tmp_path / "dead.sock", "")
     assert str(tmp_path / "dead.sock") in container_runtime.docker_get("/info", 5, (str(tmp_path / "dead.sock"),))[1]
