@@ -106,12 +106,24 @@ def read_int(config, name, default=0):
         return default
 
 
+LAYER_LISTS = ("layers_block_type", "hybrid_override_pattern", "layer_types", "block_configs")
+"""Entries with one item a layer, which say how many there are where nothing else does."""
+
+
 def text_config(config):
     """The language model's part of a config.json, with what only the outer part has filled in."""
+    text = _nested_text_config(config)
+    if read(text, "num_hidden_layers") is None:
+        counts = [len(text[name]) for name in LAYER_LISTS if text.get(name)]
+        return dict(text, num_hidden_layers=counts[0]) if counts else text
+    return text
+
+
+def _nested_text_config(config):
     for key in TEXT_CONFIG_KEYS:
         inner = config.get(key)
         if isinstance(inner, dict) and read(inner, "num_hidden_layers") is None:
-            nested = text_config(inner)
+            nested = _nested_text_config(inner)
             if nested is not inner:
                 inner = nested
         if isinstance(inner, dict) and (read(inner, "num_hidden_layers") or read(inner, "hidden_size")):

@@ -88,10 +88,8 @@ def main() -> int:
         failed |= mean > MEAN_LIMIT or worst > WORST_LIMIT
         print(f"{name}: {len(errors)} records, mean error {mean:.3%}, worst {worst:.3%}")
         for error, case, counted in sorted(errors, key=lambda entry: -abs(entry[0]))[:5]:
-            measured = case["measured"]["weights_gib"]
-            print(
-                f"  {error:+.2%}  {counted:.2f} counted, {measured} GiB measured  {case['model']} tp{case['tp']} pp{case['pp']}"
-            )
+            measured, split = case["measured"]["weights_gib"], f"tp{case['tp']} pp{case['pp']}"
+            print(f"  {error:+.2%}  {counted:.2f} GiB counted, {measured} measured  {case['model']} {split}")
     return 1 if failed else 0
 
 

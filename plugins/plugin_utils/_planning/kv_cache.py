@@ -138,7 +138,8 @@ class Group:
 class KVCacheLayout:
     """Per GPU. Pools are bytes: one figure, or one per pipeline stage (the least number of blocks counts).
 
-    block_bytes: bytes of one block of the pool on each pipeline stage; block_size: tokens of the first group's block.
+    block_bytes: bytes of one block of the pool on each pipeline stage; block_size: tokens of a block of attention with
+    the largest page.
     """
 
     groups: tuple[Group, ...]
@@ -284,7 +285,7 @@ def kv_cache_layout(
     return KVCacheLayout(
         groups=groups,
         block_bytes=tuple(max((g.block_bytes[stage] for g in groups), default=0) for stage in range(len(stages))),
-        block_size=groups[0].cache.block_size if groups else options.block_size,
+        block_size=options.block_size,
         max_model_len=options.max_model_len,
         tokens_in_flight=batches * (max_num_batched_tokens or 2048),
         decode_context_parallel_size=decode_context_parallel_size,

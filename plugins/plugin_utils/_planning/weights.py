@@ -45,9 +45,10 @@ LOAD_TIME_SCHEMES: dict[str, dict[str, Any]] = {
 
 LOAD_TIME_EXPERTS_ONLY = {"experts_int8": scheme("int8_channel", 8, "channel")}
 
-KNOWN_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.01, 0.025, 0.08
-"""Half widths of the interval: unquantised and 8-bit weights of a described family; 4-bit weights, whose kernels pad
-them by card; families that are not described. tests/bench/bench_weights.py holds them against measured lines."""
+KNOWN_UNCERTAINTY, TOWER_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.005, 0.01, 0.02, 0.08
+"""Half widths of the interval: described families in 16 or 8 bit; those with a vision or audio tower; 4-bit weights,
+whose kernels pad them by card; families that are not described. tests/bench/bench_weights.py holds them against measured
+lines."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,9 @@ def _uncertainty(checkpoint: dict[str, Any], loading: Loading) -> float:
     if not checkpoint["known"] and not loading.corrections:
         return UNKNOWN_UNCERTAINTY
     used = list(loading.schemes.values()) + ([loading.load_time] if loading.load_time else [])
-    return PACKED_UNCERTAINTY if any(entry["weight_bits"] < 8 for entry in used) else KNOWN_UNCERTAINTY
+    if any(entry["weight_bits"] < 8 for entry in used):
+        return PACKED_UNCERTAINTY
+    return TOWER_UNCERTAINTY if checkpoint["vision"] or checkpoint["audio"] else KNOWN_UNCERTAINTY
 
 
 def _on_stage(tensor: dict[str, Any], stage: int, stages: int) -> bool:
