@@ -30,7 +30,8 @@ Both functions return one dict of plain JSON values. All sizes are bytes, all le
     ``attention`` ``kind`` is one of
 
     * ``full``, ``sliding``, ``chunked``: ``num_heads``, ``num_kv_heads``, ``head_dim``, ``head_dim_v`` and ``window``
-      (tokens; None for full). ``shares_kv`` True where the layer reads another layer's cache and keeps none.
+      (tokens; None for full). ``shares_kv`` True where the layer reads another layer's cache, ``encoder_only`` True in
+      encoders: both keep none. ``beside``: the ``attention`` of a mixer that the layer has as well.
     * ``mla``: ``num_heads``, ``kv_lora_rank``, ``q_lora_rank`` (or None), ``qk_nope_head_dim``, ``qk_rope_head_dim``,
       ``v_head_dim``, ``window``, and ``indexer`` ``{"head_dim", "num_heads", "topk"}`` where attention is sparse.
     * ``linear``, ``mamba``: a state of fixed size: ``state`` names its type and carries its dimensions.
@@ -125,6 +126,7 @@ def describe_config(config, quantization_config=None):
     if not isinstance(config, dict):
         raise ValueError(f"A model configuration is a JSON object, got {type(config).__name__}.")
     text = text_config(config)
+    _require(text, "hidden_size", "num_hidden_layers", "vocab_size")
     model = _identity(config, text)
     quantization, rules = _shape_quantization.describe_quantization(text, quantization_config)
     vision, audio, towers, warnings = _shape_towers.describe_towers(config, text)
@@ -140,6 +142,16 @@ def describe_config(config, quantization_config=None):
         requires_trust_remote_code=bool(config.get("auto_map")), remote_code=remote_code(config)[0], findings=[]
     )
     return model
+
+
+def _require(text, *names):
+    absent = [name for name in names if not read_int(text, name)]
+    if absent:
+        raise ValueError(
+            "The configuration (model_type {!r}) states no {}: it is not a language model's config.json.".format(
+                text.get("model_type"), " and no ".join(absent)
+            )
+        )
 
 
 def _warnings(model, text):
@@ -239,7 +251,8 @@ def describe_checkpoint(path, manifest=None, with_hash=False, report=None):
     config = _checkpoint_directory.read_configuration(location.path)
     model = describe_config(config, read_json(location.path, "hf_quant_config.json")[0])
     weights = read_weights(location.path)
-    if weights.shards:
+    if weights.shards and not weights.findings:
+        # What a damaged or missing shard holds is known only from the shape.
         model["weights"] = _weights_of_files(model, weights)
     model["findings"] = weights.findings + _weight_findings(location.path, weights)
     _add_directory(model, location, config)

@@ -204,6 +204,8 @@ def _grouped_query_attention(config, layer, kind):
     }
     if _shares_kv(config, layer):
         attention["shares_kv"] = True
+    if traits_of(config).get("encoder"):
+        attention["encoder_only"] = True
     indexer = _sparse_index(config, layer)
     return dict(attention, indexer=indexer) if indexer else attention
 

@@ -137,6 +137,7 @@ def _inherit(outer, inner):
         # The innermost part of Qwen-Omni's config.json carries the default of its class.
         merged["tie_word_embeddings"] = False
     for key in (
+        "model_type",
         "torch_dtype",
         "dtype",
         "quantization_config",
@@ -169,9 +170,13 @@ STRETCHING_ROPES = ("linear", "dynamic", "yarn", "deepseek_yarn")
 """Scalings whose factor vLLM multiplies the positions with (``_get_and_verify_max_len`` in vllm/config/model.py)."""
 
 
+UNSTATED_CONTEXT = 2048
+"""What vLLM assumes where config.json states no longest context."""
+
+
 def max_model_len(config):
     """The context that vLLM takes where ``--max-model-len`` is not given."""
-    positions = read_int(config, "max_position_embeddings")
+    positions = read_int(config, "max_position_embeddings") or UNSTATED_CONTEXT
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type") or rope.get("type")
     if kind not in STRETCHING_ROPES or "gemma3" in str(config.get("model_type")) or "mrope_section" in rope:

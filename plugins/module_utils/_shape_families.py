@@ -18,7 +18,8 @@ over the experts; ``expert_bias``; ``sinks``: one value per head
 ``window_needs_flag``: a window counts only with ``use_sliding_window``
 ``tied``: the output head is the embedding where config.json does not say; ``positions``: learned position embeddings
 ``rotary_dtype``: of the rotary table where it is not the model's; ``local_base``: rotary base of layers with a window;
-``multimodal_rotary``: positions of three axes, whether or not config.json has ``mrope_section``
+``multimodal_rotary``: positions of three axes, whether or not config.json has ``mrope_section``;
+``encoder``: no token is generated, so no keys and values are kept
 ``shared_gate``: the shared expert has a gate; ``output_gate``: the query projection also makes a gate of its size
 """
 
@@ -33,6 +34,8 @@ GEMMA3 = {"qk_norm": "head", "norms": 4, "tied": True, "window_pattern": 6, "loc
 DEEPSEEK = {"router_bias": True}
 DEEPSEEK_V4 = {"router_bias": True, "moe_prefix": "ffn", "rotary_dtype": "float32"}
 LAYER_NORM = {"norm_bias": True, "gated": False, "mlp_bias": True, "qkv_bias": True, "output_bias": True}
+
+ENCODER = dict(LAYER_NORM, positions=True, encoder=True)
 
 FAMILIES = {
     "llama": LLAMA,
@@ -128,6 +131,8 @@ FAMILIES = {
         "router_bias": True,
     },
     "minimax_m3": {"qk_norm": "head", "router_dtype": "float32", "router_bias": True},
+    "minimax_m3_vl": {"qk_norm": "head", "router_dtype": "float32", "router_bias": True},
+    "phi4_multimodal": LLAMA,
     "minimax_m3_vl_text": {"qk_norm": "head", "router_dtype": "float32", "router_bias": True},
     "minimax": {"moe_prefix": "block_sparse_moe"},
     "minimax_text_01": {"moe_prefix": "block_sparse_moe"},
@@ -185,13 +190,13 @@ FAMILIES = {
     "opt": dict(LAYER_NORM, tied=True, positions=True),
     "dbrx": {"moe_prefix": "ffn"},
     "arctic": {"moe_prefix": "block_sparse_moe"},
-    "bert": dict(LAYER_NORM, positions=True),
-    "roberta": dict(LAYER_NORM, positions=True),
-    "xlm-roberta": dict(LAYER_NORM, positions=True),
-    "modernbert": LLAMA,
-    "nomic_bert": LAYER_NORM,
-    "new": LAYER_NORM,
-    "gte": LAYER_NORM,
+    "bert": ENCODER,
+    "roberta": ENCODER,
+    "xlm-roberta": ENCODER,
+    "modernbert": {"encoder": True},
+    "nomic_bert": dict(LAYER_NORM, encoder=True),
+    "new": dict(LAYER_NORM, encoder=True),
+    "gte": dict(LAYER_NORM, encoder=True),
     "whisper": dict(LAYER_NORM, positions=True, tied=True),
 }
 

@@ -89,7 +89,7 @@ def _rotary_dimensions(config, parameters, dimensions, kind):
     if config.get("rotary_dim"):
         return int(config["rotary_dim"])
     factor = parameters.get("partial_rotary_factor")
-    factor = factor if factor is not None else config.get("rotary_pct") or config.get("rope_ratio_dim") or 1.0
+    factor = factor if factor is not None else config.get("rotary_pct") or 1.0
     return int(dimensions * factor)
 
 

@@ -226,10 +226,35 @@ def test_an_unknown_family_says_so_and_is_taken_as_llama_with_full_attention():
     assert kinds(model) == [(32, "full", "dense")]
 
 
-@pytest.mark.parametrize("config", [None, [], "x"])
-def test_what_is_no_configuration_is_refused(config):
-    with pytest.raises(ValueError, match="JSON object"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "JSON object"),
+        ([], "JSON object"),
+        ({}, "no hidden_size and no num_hidden_layers"),
+        ({"model_type": "vae", "hidden_size": 8}, "'vae'.* no num_hidden_layers"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
         describe_config(config)
+
+
+def test_layers_are_counted_where_only_their_types_are_listed():
+    config = {key: value for key, value in LLAMA_8B.items() if key != "num_hidden_layers"}
+    types = ["mamba", "moe", "attention", "mlp"]
+    model = describe_config(dict(config, model_type="nemotron_h", layers_block_type=types, n_routed_experts=4))
+    assert [(a, m) for _count, a, m in kinds(model)] == [
+        ("mamba", "none"),
+        ("none", "moe"),
+        ("full", "none"),
+        ("none", "dense"),
+    ]
+
+
+def test_encoders_keep_no_keys_and_values():
+    model = describe_config(dict(TINY, model_type="bert", architectures=["BertModel"]))
+    assert model["layers"][0]["attention"]["encoder_only"] is True
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,9 @@ def test_a_damaged_shard_is_found(checkpoint, damage, evidence):
     assert found["class"] == "corrupted_weights"
     assert SHARD in found["title"]
     assert evidence in found["evidence"]
-    assert describe_checkpoint(str(checkpoint))["would_start_offline"] is False
+    model = describe_checkpoint(str(checkpoint))
+    assert model["would_start_offline"] is False
+    assert model["weights"]["source"] == "config"
 
 
 def test_a_shard_that_may_not_be_read_is_found(checkpoint, monkeypatch):
