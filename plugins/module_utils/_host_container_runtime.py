@@ -146,7 +146,7 @@ def _toolkit_version(timeout: float) -> str | None:
 
 def _toolkit_config(text: str | None) -> dict[str, Any]:
     """The two settings of the toolkit that decide how a container gets its GPUs."""
-    mode = re.search(r'^\s*mode\s*=\s*"(\w+)"', text or "", re.MULTILINE)
+    mode = re.search(r'^\s*mode\s*=\s*"([\w-]+)"', text or "", re.MULTILINE)
     no_cgroups = re.search(r"^\s*no-cgroups\s*=\s*(true|false)", text or "", re.MULTILINE)
     return {
         "toolkit_mode": mode.group(1) if mode else None,

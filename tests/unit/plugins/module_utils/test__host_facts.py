@@ -266,6 +266,8 @@ def test_cdi_specifications():
 def test_toolkit_configuration():
     text = '[nvidia-container-cli]\n#no-cgroups = false\nno-cgroups = true\n[nvidia-container-runtime]\nmode = "cdi"\n'
     assert container_runtime._toolkit_config(text) == {"toolkit_mode": "cdi", "toolkit_no_cgroups": True}
+    newer = container_runtime._toolkit_config('[nvidia-container-runtime]\nmode = "jit-cdi"\n')
+    assert newer == {"toolkit_mode": "jit-cdi", "toolkit_no_cgroups": None}
     assert container_runtime._toolkit_config(None) == {"toolkit_mode": None, "toolkit_no_cgroups": None}
 
 
