@@ -77,6 +77,7 @@ def samples(argument: Argument) -> list[Any]:
         "json_or_str": [{}, "text"],
         "comma_list": [[0, 1]],
         "str": ["text"],
+        "str_folded": ["text"],
     }[argument.type]
     if argument.name in PLATFORM_CHOICES:
         return [argument.default]
