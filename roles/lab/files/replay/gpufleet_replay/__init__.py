@@ -1,0 +1,4 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An engine for tests: takes the command line of vLLM, logs and answers as vLLM does, and computes nothing."""
