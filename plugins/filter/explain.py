@@ -11,10 +11,12 @@ description:
   - Shows a plan of P(gpufleet.vllm.plan#filter) as text in 100 columns.
   - The verdict comes first, then what would make it fit, the warnings, a bar for the memory of each GPU, each argument
     with its reason and its cost, and what was decided.
+  - Shows reports of P(gpufleet.vllm.upgrade_report#filter) in the same way. What is found for several instances is said
+    once.
 positional: _input
 options:
   _input:
-    description: One plan, or a list of plans.
+    description: One plan or report, or a list of plans or of reports.
     type: raw
     required: true
   format:
@@ -24,6 +26,17 @@ options:
     type: str
     choices: [text, html]
     default: text
+  running:
+    description:
+      - The plans that run now, by the name of the instance. The text then shows what differs, argument by argument, and
+        whether a deployment would restart the engine.
+    type: dict
+  hosts:
+    description:
+      - What M(gpufleet.vllm.gpu_info) returned, by the name of the host; empty for a host that could not be read.
+      - The page then lists all hosts, with the cards that no instance takes.
+    type: dict
+    default: {}
 seealso:
   - plugin: gpufleet.vllm.plan
     plugin_type: filter
@@ -57,24 +70,31 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils._report import explain as explain_plan
-from ..plugin_utils._report import fleet_page
+from ..plugin_utils._report import explain_upgrade, fleet_page
 
 RULE = "\n" + "-" * 100 + "\n\n"
 
 
-def explain(plans: Mapping[str, Any] | Sequence[Mapping[str, Any]], format: str = "text") -> str:
-    """The text or the page of one plan or of several. Raises AnsibleFilterError for anything else."""
+def explain(
+    plans: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    format: str = "text",
+    running: Mapping[str, Mapping[str, Any]] | None = None,
+    hosts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """The text or the page of plans, or the text of upgrade reports. Raises AnsibleFilterError for anything else."""
     if format not in ("text", "html"):
         raise AnsibleFilterError(f"gpufleet.vllm.explain: format {format!r} is unknown; write text or html.")
     several = [plans] if isinstance(plans, Mapping) else plans
     try:
         if format == "html":
-            return fleet_page(several)
-        return RULE.join(explain_plan(plan) for plan in several)
+            return fleet_page(several, hosts or {})
+        if several and all("findings" in report for report in several):
+            return explain_upgrade(several)
+        return RULE.join(explain_plan(plan, running) for plan in several)
     except (KeyError, TypeError, AttributeError) as error:
         raise AnsibleFilterError(
             f"gpufleet.vllm.explain: this is not a plan ({error!r}); "
-            "give the result of gpufleet.vllm.plan, or one of its items."
+            "give the result of gpufleet.vllm.plan or gpufleet.vllm.upgrade_report, or one of its items."
         ) from error
 
 

@@ -119,7 +119,8 @@ def _one_after_the_other(
     for instance in instances:
         planned = plan({**instance, "shares_gpus": shared}, remaining)
         passed = {key: instance[key] for key in PASSED_ON if key in instance}
-        plans.append({**_defaults(instance), **passed, **planned})
+        names = {"hosts": [host["name"] for host in hosts]}
+        plans.append({**_defaults(instance), **names, **passed, **planned})
         if planned["verdict"] in FITTING:
             _reserve(remaining, str(instance.get("name") or ""), planned)
     return plans
@@ -142,7 +143,7 @@ def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
 def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     path = instance.get("checkpoint")
     if isinstance(path, Mapping):
-        return _described(path)
+        return described(path)
     if not isinstance(path, str) or path not in checkpoints:
         known = ", ".join(sorted(map(str, checkpoints))) or "none"
         raise InstanceError(
@@ -152,10 +153,10 @@ def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[s
             "was not described",
             f"Run gpufleet.vllm.checkpoint_info for it and pass its result in checkpoints (described are: {known}).",
         )
-    return _described(checkpoints[path])
+    return described(checkpoints[path])
 
 
-def _described(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+def described(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description as it is; a config.json as it is published, described. Neither is touched."""
     published = "layers" not in checkpoint and ("architectures" in checkpoint or "model_type" in checkpoint)
     return describe_config(dict(checkpoint)) if published else checkpoint

@@ -44,7 +44,7 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; pad
 """.strip()
 
 
-def fleet_page(plans: Sequence[Mapping[str, Any]]) -> str:
+def fleet_page(plans: Sequence[Mapping[str, Any]], hosts: Mapping[str, Any]) -> str:
     """The page: warnings first, then all instances in a table, then each plan with its memory and its derivation."""
     body = "\n".join([f"<h1>{TITLE}</h1>", _warnings(plans), _overview(plans), _legend(), *map(_plan, plans)])
     return (

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from .difference import Difference, differences, written
 
 WIDTH = 100
 BAR = 60
@@ -31,15 +32,19 @@ TERMS = (
 
 STEPS = {1: "Fit the model", 2: "Length to the load", 3: "Leave room", 4: "Batch last", 0: "Given"}
 
+NEEDS = {"unsupported": "Rules that are broken", "does_not_fit": "What would make it fit"}
 
-def explain(plan: Mapping[str, Any]) -> str:
-    """The plan as text: the verdict first, then memory, arguments, decisions, warnings, needs."""
+
+def explain(plan: Mapping[str, Any], running: Mapping[str, Any] | None = None) -> str:
+    """The plan as text: the verdict first, then needs, warnings, memory, arguments and decisions.
+
+    running: the plans that run now by name of the instance, to show what would change; None leaves that out.
+    """
     blocks = [
         _headline(plan),
-        _section(
-            "What would make it fit" if plan["verdict"] != "unsupported" else "Rules that are broken", plan["needs"]
-        ),
+        _section(needs_title(plan), plan["needs"]),
         _section("Warnings", plan["warnings"]),
+        "" if running is None else _changes(plan, running.get(str(plan.get("name")))),
         _memory(plan),
         _arguments(plan),
         _decisions(plan),
@@ -47,89 +52,171 @@ def explain(plan: Mapping[str, Any]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def needs_title(plan: Mapping[str, Any]) -> str:
+    return NEEDS.get(plan["verdict"], "What would keep the whole promise")
+
+
 def _headline(plan: Mapping[str, Any]) -> str:
     name, release = plan.get("name") or "instance", plan["release"]["version"]
-    lines = [f"{VERDICTS[plan['verdict']]}: {name} on vLLM {release}"]
-    parallel = plan["parallel"]
-    if parallel:
-        gpus = parallel["tensor_parallel_size"] * parallel["pipeline_parallel_size"]
-        where = ", ".join(f"{host} ({len(uuids)} GPU)" for host, uuids in plan["devices"].items())
-        lines.append(
-            f"{gpus} GPU on {where}; tensor parallel {parallel['tensor_parallel_size']}, "
-            f"pipeline parallel {parallel['pipeline_parallel_size']}"
-        )
-    lines += _kv_lines(plan["kv"])
-    return "\n".join(line for text in lines for line in _wrap(text))
+    where = "" if plan["devices"] else ", ".join(plan.get("hosts") or ())
+    lines = [f"{VERDICTS[plan['verdict']]}: {name} on vLLM {release}" + (f", {where}" if where else "")]
+    lines += summary(plan)
+    return "\n".join(line for text in lines for line in wrap(text))
 
 
-def _kv_lines(kv: Mapping[str, Any]) -> Iterator[str]:
-    if not kv.get("tokens"):
+def summary(plan: Mapping[str, Any]) -> list[str]:
+    """The plan in three plain sentences at most: where it runs, what it serves, what its KV cache holds."""
+    return [*_place(plan), *_service(plan), *_cache(plan["kv"])]
+
+
+def _place(plan: Mapping[str, Any]) -> Iterator[str]:
+    parallel, budget = plan["parallel"], plan["budget"]
+    if not parallel or not budget:
         return
-    yield (
-        f"KV cache: {kv['tokens']:,} tokens ({kv['tokens_low']:,} to {kv['tokens_high']:,}) at "
-        f"{kv['bytes_per_token']:,} bytes a token and GPU"
-    )
-    yield (
-        f"Requests at once of {kv['max_model_len']:,} tokens: {kv['max_concurrency']:,.2f} "
-        f"({kv['max_concurrency_low']:,.2f} to {kv['max_concurrency_high']:,.2f})"
-    )
+    verb = "Would need" if plan["verdict"] == "does_not_fit" else "Runs on"
+    cards = {f"{item['host']} GPU {item['gpu']}": item["name"] for item in budget}
+    kinds = ", ".join(dict.fromkeys(cards.values()))
+    tensor, pipeline = parallel["tensor_parallel_size"], parallel["pipeline_parallel_size"]
+    how = [f"tensor parallel {tensor}"] * (tensor > 1) + [f"pipeline parallel {pipeline}"] * (pipeline > 1)
+    divided = f"; divided by {' and '.join(how)}" if how else ""
+    if verb == "Would need":
+        yield f"{count(len(cards), 'GPU')} ({kinds}) tried on {', '.join(plan['devices'])}: not enough{divided}"
+        return
+    yield f"{verb} {', '.join(cards)} ({kinds}){divided}"
 
 
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) or [""]
+def _service(plan: Mapping[str, Any]) -> Iterator[str]:
+    kv, workload = plan["kv"], plan["workload"]
+    if not kv.get("tokens") or plan["verdict"] not in ("fits", "fits_reduced"):
+        return
+    least = int(kv["max_concurrency_low"])
+    expected = f"{kv['max_concurrency']:,.2f} expected{interval(kv, 'max_concurrency', ',.2f')}"
+    yield f"Holds {count(least, 'request')} of {kv['max_model_len']:,} tokens at once ({expected})"
+    if workload.get("typical_context"):
+        yield (
+            f"Planned for {count(workload['sequences'], 'request')} at once of {workload['typical_context']:,} tokens "
+            f"each, and for one of {workload['context']:,}"
+        )
+    elif workload.get("sequences"):
+        yield f"Planned for {count(workload['sequences'], 'request')} at once of {workload['context']:,} tokens each"
+
+
+def _cache(kv: Mapping[str, Any]) -> Iterator[str]:
+    if kv.get("tokens"):
+        yield (
+            f"KV cache of {kv['tokens']:,} tokens{interval(kv, 'tokens', ',')} "
+            f"at {kv['bytes_per_token']:,} bytes a token and GPU"
+        )
+
+
+def interval(kv: Mapping[str, Any], figure: str, form: str) -> str:
+    """` (low to high)`, or nothing where both are the same."""
+    low, high = format(kv[f"{figure}_low"], form), format(kv[f"{figure}_high"], form)
+    return f" ({low} to {high})" if low != high else ""
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def wrap(text: str, indent: str = "", further: str | None = None) -> list[str]:
+    """Lines of at most 100 columns; further is the indent from the second line on, if it is another."""
+    following = indent if further is None else further
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False) or [
+        ""
+    ]
 
 
 def _section(title: str, items: Iterable[str]) -> str:
-    lines = [line for item in items for line in _bullet(item)]
+    lines = [line for item in items for line in wrap(item, "  * ", "    ")]
     return "\n".join([title, *lines]) if lines else ""
 
 
-def _bullet(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  * ", subsequent_indent="    ", break_on_hyphens=False)
+def _changes(plan: Mapping[str, Any], running: Mapping[str, Any] | None) -> str:
+    if running is None:
+        return "Against what runs\n  Not deployed yet."
+    found = differences(running, plan)
+    if not found:
+        return "Against what runs\n  The same. A deployment would not restart the engine."
+    lines = [f"Against what runs: {count(len(found), 'difference')}. A deployment would restart the engine."]
+    lines += _difference_table(found)
+    before, after = running.get("kv", {}).get("tokens"), plan["kv"].get("tokens")
+    if before and after:
+        lines.append(f"  KV cache: {before:,} tokens as it runs, {after:,} as planned")
+    return "\n".join(lines)
+
+
+def _difference_table(found: Sequence[Difference]) -> Iterator[str]:
+    rows = [("", "runs", "planned"), *((item.name, item.running, item.planned) for item in found)]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, running, planned in rows:
+        line = f"  {name:<{first}}  {running:<{second}}  {planned}"
+        if len(line) <= WIDTH:
+            yield line.rstrip()
+        else:
+            yield from (f"  {name}", *wrap(f"runs:    {running}", "      "), *wrap(f"planned: {planned}", "      "))
 
 
 def _memory(plan: Mapping[str, Any]) -> str:
     if not plan["budget"]:
         return ""
-    lines = ["Memory (GiB; each bar is one card)"]
-    for budget in plan["budget"]:
-        lines += [
-            "",
-            f"  {budget['host']} GPU {budget['gpu']}  {budget['name']}",
-            f"  [{bar(budget)}]",
-            *_terms(budget),
-        ]
+    lines = ["Memory of each card in GiB"]
+    for cards, budget in alike(plan["budget"]):
+        lines += ["", *wrap(f"{', '.join(cards)}: {budget['name']}", "  "), f"  [{bar(budget)}]", *_terms(budget)]
     return "\n".join(lines)
 
 
+def alike(budgets: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], Mapping[str, Any]]]:
+    """Cards with the same figures together: the labels of the cards, and the budget of the first."""
+    groups: list[tuple[list[str], Mapping[str, Any], dict[str, Any]]] = []
+    for budget in budgets:
+        figures = {key: value for key, value in budget.items() if key not in ("host", "gpu", "uuid")}
+        label = f"{budget['host']} GPU {budget['gpu']}"
+        for labels, _, known in groups:
+            if known == figures:
+                labels.append(label)
+                break
+        else:
+            groups.append(([label], budget, figures))
+    return [(labels, budget) for labels, budget, _ in groups]
+
+
 def bar(budget: Mapping[str, Any], width: int = BAR) -> str:
-    """One card as a row of letters, one for each part; '.' is free. Parts that are there have a letter at least."""
+    """One card as a row of letters, one for each part; '.' is free. Parts that are there have a letter at least.
+
+    Where the parts are more than the card, all of them are shown, and '|' is the end of the card.
+    """
+    sizes = [(letter, max(0.0, budget[key]["value"])) for key, letter, _ in TERMS]
     whole = budget["total_gib"]["value"] or 1.0
-    cells = ""
-    for key, letter, _ in TERMS:
-        share = max(0.0, budget[key]["value"])
-        cells += letter * max(round(share / whole * width), 1 if share / whole > 0.001 else 0)
+    longest = max(whole, sum(size for _, size in sizes))
+    cells = "".join(
+        letter * max(round(size / longest * width), 1 if size / longest > 0.001 else 0) for letter, size in sizes
+    )
+    if longest > whole:
+        end = int(whole / longest * width)
+        return f"{cells[:end]}|{cells[end : width - 1]}"
     return cells[:width].ljust(width, ".")
 
 
 def _terms(budget: Mapping[str, Any]) -> Iterator[str]:
-    yield f"    {'total':<14}{budget['total_gib']['value']:>9.2f}   free {budget['free_gib']['value']:.2f}"
-    yield f"    {'requested':<14}{budget['requested_gib']['value']:>9.2f}"
+    total, free = budget["total_gib"]["value"], budget["free_gib"]["value"]
+    yield f"    {'card':<14}{total:>9.2f}   {free:.2f} of it free before the start"
+    yield f"    {'for vLLM':<14}{budget['requested_gib']['value']:>9.2f}"
     for key, letter, title in (*TERMS, ("headroom_gib", ".", "left free")):
         term = budget[key]
         if key == "others_gib" and not term["value"]:
             continue
-        interval = f"{term['low']:.2f} to {term['high']:.2f}" if term["low"] != term["high"] else ""
-        yield f"  {letter} {title:<14}{term['value']:>9.2f}   {interval:<18}{term['source']}".rstrip()
+        low, high = f"{term['low']:.2f}", f"{term['high']:.2f}"
+        between = f"{low} to {high}" if low != high else ""
+        yield f"  {letter} {title:<14}{term['value']:>9.2f}   {between:<18}{term['source']}".rstrip()
 
 
 def _arguments(plan: Mapping[str, Any]) -> str:
     lines = []
     for argument in plan["arguments"]:
-        value = argument["value"] if isinstance(argument["value"], str) else json.dumps(argument["value"])
-        lines += _wrap(f"{argument['name']} = {value}", "  ")
-        lines += _wrap(f"why:  {argument['why']}", "      ")
-        lines += _wrap(f"cost: {argument['cost']}", "      ")
+        lines += wrap(f"{argument['name']} = {written(argument['value'])}", "  ")
+        lines += wrap(f"why:  {argument['why']}", "      ")
+        lines += wrap(f"cost: {argument['cost']}", "      ")
     return "\n".join(["Arguments", *lines]) if lines else ""
 
 
@@ -139,7 +226,7 @@ def _decisions(plan: Mapping[str, Any]) -> str:
         if decision["step"] != step:
             step = decision["step"]
             lines.append(f"  {STEPS.get(step, 'Given')}")
-        lines += _wrap(decision["decision"], "    ")
-        lines += _wrap(f"why:  {decision['why']}", "      ")
-        lines += _wrap(f"cost: {decision['cost']}", "      ")
+        lines += wrap(decision["decision"], "    ")
+        lines += wrap(f"why:  {decision['why']}", "      ")
+        lines += wrap(f"cost: {decision['cost']}", "      ")
     return "\n".join(["Decisions", *lines]) if lines else ""
