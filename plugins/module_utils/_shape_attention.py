@@ -225,7 +225,9 @@ def _heads(config, layer, windowed):
             head_dim,
             read_int(config, "swa_v_head_dim") or head_dim,
         )
-    kv_heads = int(per_layer(config, "num_key_value_heads", layer) or (1 if config.get("multi_query") else heads))
+    kv_heads = int(per_layer(config, "num_key_value_heads", layer) or heads)
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        kv_heads = 1
     head_dim = read_int(config, "head_dim") or read_int(config, "hidden_size") // heads
     if not windowed and config.get("global_head_dim"):
         head_dim = int(config["global_head_dim"])

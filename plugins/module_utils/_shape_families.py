@@ -19,7 +19,7 @@ over the experts; ``expert_bias``; ``sinks``: one value per head
 ``tied``: the output head is the embedding where config.json does not say; ``positions``: learned position embeddings
 ``rotary_dtype``: of the rotary table where it is not the model's; ``local_base``: rotary base of layers with a window;
 ``multimodal_rotary``: positions of three axes, whether or not config.json has ``mrope_section``;
-``encoder``: no token is generated, so no keys and values are kept
+``no_rotary``: no rotary table; ``encoder``: no token is generated, so no keys and values are kept
 ``shared_gate``: the shared expert has a gate; ``output_gate``: the query projection also makes a gate of its size
 """
 
@@ -157,9 +157,16 @@ FAMILIES = {
     "hunyuan_v1_moe": {"qk_norm": "head"},
     "hunyuan": {"qk_norm": "head"},
     "kimi_linear": {"moe_prefix": "block_sparse_moe", "router_bias": True},
-    "nemotron_h": {"gated": False, "norms": 1, "moe_prefix": "mixer", "router_dtype": "float32", "router_bias": True},
+    "nemotron_h": {
+        "no_rotary": True,
+        "gated": False,
+        "norms": 1,
+        "moe_prefix": "mixer",
+        "router_dtype": "float32",
+        "router_bias": True,
+    },
     "nemotron": {"norm_bias": True, "gated": False},
-    "jamba": {"moe_prefix": "feed_forward"},
+    "jamba": {"moe_prefix": "feed_forward", "no_rotary": True},
     "bamba": LLAMA,
     "falcon_h1": LLAMA,
     "zamba2": LLAMA,
@@ -180,7 +187,7 @@ FAMILIES = {
     "starcoder2": LAYER_NORM,
     "stablelm": {"norm_bias": True},
     "persimmon": LAYER_NORM,
-    "falcon": {"norm_bias": True, "gated": False, "tied": True},
+    "falcon": {"norm_bias": True, "norms": 1, "gated": False, "tied": True},
     "gpt2": dict(LAYER_NORM, tied=True, positions=True),
     "gpt_bigcode": dict(LAYER_NORM, tied=True, positions=True),
     "gpt_neox": LAYER_NORM,

@@ -25,6 +25,8 @@ def rotary_tables(config, layers):
     Args: config: the language model's part of config.json; layers: the normal form's layers.
     """
     tables = []
+    if traits_of(config).get("no_rotary") or config.get("position_embedding_type") == "nope":
+        return []
     for dimensions, windowed in _distinct_heads(layers):
         parameters = _parameters_for(config, windowed)
         table = _table(config, parameters, dimensions)

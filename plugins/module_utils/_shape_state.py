@@ -44,8 +44,11 @@ def mixer_of(config, kind):
     if kind == "linear":
         if config.get("linear_attn_config"):
             return "kda"
-        return "gated_delta_net" if config.get("linear_num_value_heads") else "lightning"
+        if config.get("linear_num_value_heads"):
+            return "gated_delta_net"
     has_heads = any(config.get(key) for key in ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads"))
+    if kind == "linear" and not has_heads:
+        return "lightning"
     return "mamba2" if has_heads and config.get("model_type") not in ("jamba", "mamba", "falcon_mamba") else "mamba1"
 
 

@@ -16,6 +16,8 @@ from ._shape_tensors import linear, vector
 TOWER_KEYS = ("vision_config", "vision_tower_config", "visual_config", "vit_config", "vision_encoder_config")
 AUDIO_KEYS = ("audio_config", "speech_config", "audio_encoder_config")
 
+GLM_VISION = {"gated": True, "bias": False, "norm_bias": False, "intermediate": "out_hidden_size"}
+
 TOWERS = {
     "siglip_vision_model": {},
     "siglip2_vision_model": {},
@@ -33,12 +35,15 @@ TOWERS = {
     "gemma4_vision": {"gated": True, "bias": False, "norm_bias": False, "norms": 4, "split": False, "positions": False},
     "moonvit": {"split_from": "0.14", "positions": False},
     "kimi_k25_vision": {"split_from": "0.14", "positions": False},
+    "glm4v_vision": GLM_VISION,
+    "glm4v_moe_vision": GLM_VISION,
     "intern_vit_6b": {"class_token": 1},
     "internvl_vision": {"class_token": 1},
 }
 """Per vision model_type: ``gated`` (three feed-forward matrices), ``bias`` on all matrices, ``norms`` per layer and
 whether they have a bias, learned ``positions``, a ``class_token``, ``split`` False where tensor parallelism leaves the
-tower whole on every GPU, and ``split_from``, the first release that divides it."""
+tower whole on every GPU, ``split_from``, the first release that divides it, and ``intermediate``, the entry that says
+how wide the feed-forward part is."""
 
 
 def describe_towers(config, text):
@@ -102,6 +107,8 @@ def _layers(tower):
 
 
 def _intermediate(tower, hidden):
+    if _traits(tower).get("intermediate"):
+        return int(tower[_traits(tower)["intermediate"]])
     stated = tower.get("vt_intermediate_size") or tower.get("encoder_ffn_dim") or read_int(tower, "intermediate_size")
     return int(stated or float(tower.get("mlp_ratio") or 4) * hidden)
 
@@ -229,6 +236,17 @@ def _patch_merger(config, vision, hidden, text_hidden, split):
     return [_matrix("fc1", width, width, "column", copies), _matrix("fc2", out, width, "row", copies)]
 
 
+def _glm_projector(config, vision, hidden, text_hidden, split):
+    """GLM-V's: a convolution over a square of patches, a projection and a gated feed-forward part."""
+    out, inner = int(vision.get("out_hidden_size") or text_hidden), int(vision.get("intermediate_size") or 4 * hidden)
+    return [
+        _matrix("downsample", out, hidden * int(vision.get("spatial_merge_size") or 2) ** 2),
+        _matrix("proj", out, out),
+        _matrix("gate_up_proj", 2 * inner, out, "column"),
+        _matrix("down_proj", out, inner, "row"),
+    ]
+
+
 def _mistral_projector(config, vision, hidden, text_hidden, split):
     merged = hidden * int(config.get("spatial_merge_size") or 1) ** 2
     return [_matrix("merging_layer", hidden, merged)] + _two_layer_projector(config, vision, hidden, text_hidden, split)
@@ -266,7 +284,8 @@ PROJECTORS = {
     "qwen3_5": _patch_merger,
     "qwen3_5_moe": _patch_merger,
     "qwen3_omni_moe_thinker": _patch_merger,
-    "glm4v": _patch_merger,
+    "glm4v": _glm_projector,
+    "glm4v_moe": _glm_projector,
     "mistral3": _mistral_projector,
     "llama4": _llama4_projector,
     "kimi_vl": _kimi_projector,
