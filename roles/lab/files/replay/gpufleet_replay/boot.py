@@ -33,7 +33,6 @@ PHASES = {
 _MIB = 1 << 20
 _GIB = 1 << 30
 _SHARED_MEMORY_MIB = 160
-_HANG_LINE_SECONDS = 60.0
 # Raised before there is an engine.
 _EARLY = ("config", "api")
 # These change what is measured, and the failure follows from it.
@@ -68,7 +67,7 @@ class Boot:
         for phase, share in PHASES.items():
             if phase != "starting":
                 self.members.synchronize(phase)
-            self._seconds = share * self.settings["startup_seconds"]
+            self._seconds = self.settings["phase_seconds"].get(phase, share * self.settings["startup_seconds"])
             getattr(self, "_" + phase)()
         self._initialized(time.monotonic() - began)
         self.members.synchronize("serving")
@@ -78,6 +77,29 @@ class Boot:
         if os.getpid() == 1:
             os._exit(128 + signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def failure(self, fault: Mapping[str, Any]) -> Failure:
+        """The failure that a fault asks for, with what its text says that does not follow from this engine."""
+        total = self._cards[0].total_gib
+        timeout = self.settings["connect_timeout_seconds"]
+        figures = {
+            "total_gib": total,
+            "non_torch_gib": 0.0,
+            **self.figures,
+            "derived_length": self.config["max_model_len"] // 2,
+            "shm_free_mib": 64.0,
+            "timeout_seconds": timeout,
+            "timeout_ms": int(timeout * 1000),
+            "joined": 1,
+            "peer": self.config["master_addr"],
+            "peer_port": self.config["master_port"],
+        }
+        if fault["fault"] == "gpu_shared":
+            requested = total * self.config["gpu_memory_utilization"]
+            figures.update(requested_gib=requested, free_gib=requested / 2)
+        failure = Failure(fault["fault"], fault.get("rank"), fault.get("exit_code"))
+        failure.figures = figures
+        return failure
 
     # -- before there is an engine ------------------------------------------------------------------------------------
     def _configure(self) -> Failure | None:
@@ -133,8 +155,9 @@ class Boot:
             engine.line("waiting")
             engine.line("engine", **self.figures)
             if config["nnodes"] > 1 or config["local_world_size"] > 1:
-                engine.line("leader", ip="127.0.0.1", **self.figures)
+                engine.line("leader", ip=config["master_addr"], **self.figures)
         self._check_shared_memory()
+        self._measure()
         self._pause(1.0)
         self._act("starting")
         self.members.connect()
@@ -146,18 +169,22 @@ class Boot:
             if config["world_size"] > 1:
                 log.line("nccl")
             log.line("rank", rank=rank, pp_rank=pipeline, tp_rank=tensor, world_size=config["world_size"])
-        self._measure()
+        self._check_free_memory()
 
     def _measure(self) -> None:
-        """Takes each rank's memory, and refuses a GPU that has less free than is asked for."""
-        if self.config["dtype"] == "bfloat16" and self._cards[0].capability < 8.0:
-            raise Failure("bf16_unsupported")
+        """Takes the memory of each rank's GPU."""
         # With Ray the other GPUs are on other hosts; they are taken to be like these.
         owned = [self._cards[index % len(self._cards)] for index in range(len(self.processes.ranks))]
         self._memories = [memory.measure(card, self._checkpoint, self.release, self.config) for card in owned]
+        self._show(0)
+
+    def _check_free_memory(self) -> None:
+        """Refuses a GPU that has less free than is asked for, or cannot compute in the dtype."""
+        if self.config["dtype"] == "bfloat16" and self._cards[0].capability < 8.0:
+            raise Failure("bf16_unsupported")
         for index, one in enumerate(self._memories):
-            self._show(index)
             if one.free_gib < one.requested_gib and not self.config["kv_cache_memory_bytes"]:
+                self._show(index)
                 raise Failure("gpu_shared", rank=self.processes.ranks[index])
 
     def _show(self, index: int) -> None:
@@ -279,10 +306,18 @@ class Boot:
 
     def _allocating(self) -> None:
         self._act("allocating")
+        self._check_left("oom_kv_cache", 0.0)
         self._pause(1.0)
         if not self.config["headless"]:
             self.processes.engine.line("kv_tokens", **self.figures)
             self.processes.engine.line("kv_concurrency", **self.figures)
+
+    def _check_left(self, failure: str, needed_gib: float) -> None:
+        """Runs out of memory where the KV pool has left less than that."""
+        for index, one in enumerate(self._memories):
+            if one.left_gib < needed_gib:
+                self._show(index)
+                raise Failure(failure, rank=self.processes.ranks[index])
 
     def _capturing(self) -> None:
         if self.config["enforce_eager"]:
@@ -295,6 +330,7 @@ class Boot:
         for mode, key in modes:
             self._capture(mode, self.figures[key], 1.0 / len(modes))
             self._act("capturing")
+            self._check_left("oom_graphs", self.figures["graph_gib"])
         for index, log in enumerate(self.processes.workers):
             self._show(index)
             log.line("graphs", graph_seconds=time.monotonic() - began, **self.figures)
@@ -358,19 +394,12 @@ class Boot:
                 self._hang()
             if name == "killed":
                 self.kill()
-            raise Failure(name, fault.get("rank"), fault.get("exit_code"), **self._forced(name))
-
-    def _forced(self, name: str) -> dict[str, Any]:
-        """Figures of failures that the memory of this engine does not call for."""
-        if name == "gpu_shared":
-            requested = self._cards[0].total_gib * self.config["gpu_memory_utilization"]
-            return {"total_gib": self._cards[0].total_gib, "requested_gib": requested, "free_gib": requested / 2}
-        return {"shm_free_mib": 64.0, "total_gib": self._cards[0].total_gib} if self._cards else {}
+            raise self.failure(fault)
 
     def _hang(self) -> None:
         """Does nothing any more. vLLM's engine core says once a minute that its workers do not answer."""
         while True:
-            self.members.lost.wait(_HANG_LINE_SECONDS)
+            self.members.lost.wait(self.settings["hang_line_seconds"])
             self.members.check()
             if self.config["world_size"] > 1:
                 self.processes.engine.line("shm_wait")

@@ -44,6 +44,11 @@ class Memory:
         """Tokens that the KV pool holds, in whole blocks."""
         return max(int(self.kv_pool_gib * _GIB) // (self.kv_bytes_per_token * _BLOCK), 0) * _BLOCK
 
+    @property
+    def left_gib(self) -> float:
+        """What is free when the weights and the KV pool are there."""
+        return self.free_gib - self.weights_gib - self.non_torch_gib - self.kv_pool_gib
+
     def needed_gib(self, length: int) -> float:
         """What one request of that many tokens needs of the KV pool."""
         return -(-length // _BLOCK) * _BLOCK * self.kv_bytes_per_token / _GIB

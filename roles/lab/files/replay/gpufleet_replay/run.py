@@ -96,7 +96,7 @@ class Run:
             if fault["fault"] == "killed":
                 self._boot.kill()
             if "raised_by" in known()[fault["fault"]]:
-                raise Failure(fault["fault"], fault.get("rank"), fault.get("exit_code"))
+                raise self._boot.failure(fault)
 
     def _end(self, failure: Failure) -> int:
         """Logs why the engine ends. While it serves the API server stops in good order."""

@@ -16,6 +16,8 @@ DEFAULT_FILE = "/etc/gpufleet-driver/replay.json"
 DEFAULTS: dict[str, Any] = {
     "release": "0.33.0",
     "startup_seconds": 2.5,
+    "phase_seconds": {},
+    "hang_line_seconds": 60.0,
     "seconds_per_token": 0.0,
     "connect_timeout_seconds": 10.0,
     "heartbeat_timeout_seconds": 5.0,
