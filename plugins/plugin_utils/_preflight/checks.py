@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from . import container_runtime, gpus, images, resources
-from .case import PLAN, Case, Check, limits, read_engine
+from .case import DEPLOY, PLAN, Case, Check, limits, read_engine
 
 CHECKS: tuple[Callable[[Case], Iterator[Check]], ...] = (
     gpus.driver,
@@ -82,10 +82,14 @@ def preflight(
         fixes=fixes or {},
     )
     found = [_tolerated(check, tolerate) for judge in CHECKS for check in judge(case)]
-    return [
-        asdict(replace(check, next=check.next or case.command(PLAN)) if check.status != "ok" else check)
-        for check in found
-    ]
+    return [asdict(_with_command(case, check)) for check in found]
+
+
+def _with_command(case: Case, check: Check) -> Check:
+    """The next command: the deployment where that fixes it, else the check's own, else to plan what was changed."""
+    if check.status == "ok":
+        return check
+    return replace(check, next=case.command(DEPLOY) if check.will_be_fixed else check.next or case.command(PLAN))
 
 
 def _tolerated(check: Check, tolerate: Sequence[str]) -> Check:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .._catalogue import Release, UnknownRelease, matrix
 from .case import Case, Check, Engine, limits
@@ -24,12 +25,17 @@ def images(case: Case) -> Iterator[Check]:
         if isinstance(release, UnknownRelease):
             fix = "an image whose tag is a release of the catalogue"
             yield Check("release", "failed", str(release), f"image {image} of {_names(engines)}", fix)
-        elif case.gpus:
+        elif _working(case):
             yield from _image(case, release, engines)
 
 
+def _working(case: Case) -> list[Mapping[str, Any]]:
+    """What does not work is said elsewhere, and tells nothing of itself."""
+    return [gpu for gpu in case.gpus if gpu.get("state") in (None, "ok")]
+
+
 def _image(case: Case, release: Release, engines: list[Engine]) -> Iterator[Check]:
-    facts = {**case.facts, "gpus": case.gpus, "machine": case.resources.get("machine")}
+    facts = {**case.facts, "gpus": _working(case), "machine": case.resources.get("machine")}
     where = f"image {engines[0].image} of {_names(engines)}"
     for row in matrix(release, facts):
         status, fix = STATUS[row["status"]], ""

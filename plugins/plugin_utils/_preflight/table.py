@@ -1,7 +1,7 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The result of the preflight as text, for a terminal of 100 columns. Private."""
+"""The result of the preflight as text, for a terminal of 100 columns of which Ansible indents 8. Private."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-WIDTH = 100
+WIDTH = 92
 INDENT = 28
 TITLES = {"failed": "FAILED", "warning": "warning", "ok": "ok"}
 
