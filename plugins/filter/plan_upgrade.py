@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 name: plan_upgrade
 short_description: Tell what an upgrade means for the instances of a host
 description:
-  - Gives for each instance the report of P(gpufleet.vllm.upgrade_report#filter), and plans it on both releases. A promise
-    that would no longer be kept and a KV cache that shrinks are findings, too.
+  - Gives for each instance the report of P(gpufleet.vllm.upgrade_report#filter), and plans it on both releases.
+    A promise that would no longer be kept and a KV cache that shrinks are findings, too.
   - A pure function. Nothing is pulled and nothing is changed.
 positional: _input, target
 options:
@@ -65,8 +65,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - One report an instance, as P(gpufleet.vllm.upgrade_report#filter) gives it, with C(hosts), and with C(memory), which
-      has C(verdict), C(needs) and the C(tokens) of the KV cache under C(now) and C(then).
+    - One report an instance, as P(gpufleet.vllm.upgrade_report#filter) gives it, with C(hosts), and with C(memory),
+      which has C(verdict), C(needs) and the C(tokens) of the KV cache under C(now) and C(then).
   type: list
   elements: dict
 """

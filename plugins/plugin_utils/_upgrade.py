@@ -1,7 +1,7 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an upgrade means for the instances of a host: the catalogue's report, and both plans. Private to gpufleet.vllm."""
+"""What an upgrade means for the instances of a host: the catalogue's report and both plans. Private."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Difference:
 def differences(running: Mapping[str, Any], planned: Mapping[str, Any]) -> list[Difference]:
     """Everything of the launch command that differs; the engine restarts if it is deployed and the list is not empty.
 
-    Both are items of what the filter plan returns. What only predicts (budget, decisions) does not start an engine anew.
+    Both are items of what the filter plan returns. What only predicts (budget, decisions) starts no engine anew.
     """
     return [
         Difference(name, before, after)

@@ -89,29 +89,33 @@ def _service(plan: Mapping[str, Any]) -> Iterator[str]:
     kv, workload = plan["kv"], plan["workload"]
     if not kv.get("tokens") or plan["verdict"] not in ("fits", "fits_reduced"):
         return
-    least = int(kv["max_concurrency_low"])
-    expected = f"{kv['max_concurrency']:,.2f} expected{interval(kv, 'max_concurrency', ',.2f')}"
-    yield f"Holds {count(least, 'request')} of {kv['max_model_len']:,} tokens at once ({expected})"
-    if workload.get("typical_context"):
-        yield (
-            f"Planned for {count(workload['sequences'], 'request')} at once of {workload['typical_context']:,} tokens "
-            f"each, and for one of {workload['context']:,}"
-        )
-    elif workload.get("sequences"):
-        yield f"Planned for {count(workload['sequences'], 'request')} at once of {workload['context']:,} tokens each"
+    least, expected = int(kv["max_concurrency_low"]), kv["max_concurrency"]
+    yield (
+        f"Holds {count(least, 'request')} of {kv['max_model_len']:,} tokens at once: {expected:,.2f}"
+        f"{between(kv, 'max_concurrency', ',.2f')}"
+    )
+    if not workload.get("sequences"):
+        return
+    verb = "Planned for" if plan["verdict"] == "fits" else "Reduced to"
+    typical, most = workload.get("typical_context"), workload["context"]
+    several = count(workload["sequences"], "request")
+    if typical and typical < most:
+        yield f"{verb} {several} at once of {typical:,} tokens each, and one of {most:,}"
+    else:
+        yield f"{verb} {several} at once of {most:,} tokens each"
 
 
 def _cache(kv: Mapping[str, Any]) -> Iterator[str]:
     if kv.get("tokens"):
         yield (
-            f"KV cache of {kv['tokens']:,} tokens{interval(kv, 'tokens', ',')} "
-            f"at {kv['bytes_per_token']:,} bytes a token and GPU"
+            f"KV cache: {kv['tokens']:,} tokens{between(kv, 'tokens', ',')}, "
+            f"{kv['bytes_per_token']:,} bytes a token and GPU"
         )
 
 
-def interval(kv: Mapping[str, Any], figure: str, form: str) -> str:
+def between(kv: Mapping[str, Any], figure: str, form: str) -> str:
     """` (low to high)`, or nothing where both are the same."""
-    low, high = format(kv[f"{figure}_low"], form), format(kv[f"{figure}_high"], form)
+    low, high = (format(kv[f"{figure}_{end}"], form) for end in ("low", "high"))
     return f" ({low} to {high})" if low != high else ""
 
 

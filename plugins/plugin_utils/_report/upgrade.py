@@ -71,7 +71,7 @@ def _tokens(memory: Mapping[str, Any]) -> str:
 
 
 def _gather(reports: Sequence[Mapping[str, Any]]) -> dict[Finding, list[str]]:
-    """Each finding, and the instances with it, without the host in front of its subject; routes of one kind together."""
+    """Each finding with its instances; no host in front of its subject, and routes of one kind together."""
     found: dict[Finding, list[str]] = {}
     for report in reports:
         hosts = report.get("hosts") or []
