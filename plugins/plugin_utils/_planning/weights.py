@@ -47,8 +47,8 @@ LOAD_TIME_EXPERTS_ONLY = {"experts_int8": scheme("int8_channel", 8, "channel")}
 
 KNOWN_UNCERTAINTY, TOWER_UNCERTAINTY, PACKED_UNCERTAINTY, UNKNOWN_UNCERTAINTY = 0.005, 0.01, 0.02, 0.08
 """Half widths of the interval: described families in 16 or 8 bit; those with a vision or audio tower; 4-bit weights,
-whose kernels pad them by card; families that are not described. tests/bench/bench_weights.py holds them against measured
-lines."""
+whose kernels pad them by card; families that are not described. tests/bench/bench_weights.py holds them against
+measured lines."""
 
 
 @dataclass(frozen=True)
