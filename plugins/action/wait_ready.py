@@ -73,7 +73,7 @@ class ActionModule(ActionBase):
         return in_phase > allowed[phase]
 
     def _show(self, boot: dict[str, Any], shown: str, waited: float) -> str:
-        """Prints what is new or has lasted, and returns it. Hosts print side by side, so each line begins with its host."""
+        """Prints what is new or has lasted, and returns it. Hosts print side by side, so each line names its host."""
         told = startup.phase_line(boot)
         if told != shown or waited - self._told_at >= _SECONDS_BETWEEN_LINES:
             self._display_line(f"{told} ({startup.duration(waited)})")

@@ -37,8 +37,8 @@ def listening(root: str = "/") -> list[dict[str, Any]]:
         for line in (read_text(os.path.join(root, "proc/net", name)) or "").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == LISTEN:
-                address, _colon, port = fields[1].partition(":")
-                sockets[fields[9]] = (int(port, 16), _address(address))
+                address, _colon, digits = fields[1].partition(":")
+                sockets[fields[9]] = (int(digits, 16), _address(address))
     owners = _owners(set(sockets), root)
     found = []
     for inode, (port, address) in sockets.items():

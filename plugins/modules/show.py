@@ -12,7 +12,7 @@ description:
   - Prints a text, such as a plan's explanation, to whoever runs the playbook, line by line and without quotes.
   - M(ansible.builtin.debug) prints a text as a YAML or JSON value, in which tables and pictures cannot be read.
 author:
-  - gpufleet maintainers
+  - gpufleet maintainers (@gpufleet)
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
 attributes:

@@ -196,7 +196,7 @@ class Release:
         memory_gib = (gpu.get("memory_total_mib") or 0) * GIB_PER_MIB
         rows = tables[""]
         for key, special in tables.items():
-            kind, _, wanted = key.partition(":")
+            kind, _colon, wanted = key.partition(":")
             if (
                 kind == "name"
                 and wanted in str(gpu.get("name", "")).lower()
@@ -204,7 +204,7 @@ class Release:
                 and wanted == str(gpu.get("compute_capability"))
             ):
                 rows = special
-        _, tokens, sequences = [row for row in rows if row[0] <= memory_gib][-1]
+        _memory, tokens, sequences = [row for row in rows if row[0] <= memory_gib][-1]
         return tokens, sequences
 
     # -- models -------------------------------------------------------------------------------------------------------

@@ -140,12 +140,12 @@ def _is_flag(word: str) -> bool:
 
 
 def _given_from_words(known: Release, words: list[str]) -> Given:
-    flag, _, attached = words[0].partition("=")
+    flag, _equals, attached = words[0].partition("=")
     values = ([attached] if "=" in words[0] else []) + words[1:]
     if flag.startswith("-O"):  # vLLM rewrites -O3, -O 3 and -O=3 before it parses
         values = [flag[2:], *values] if flag[2:] else values
         flag = "--optimization-level" if known.argument("optimization_level") else "--compilation-config"
-    name, _, path = flag.partition(".")
+    name, _dot, path = flag.partition(".")
     argument = known.argument(name)
     value: Any = _value_from_words(argument, canonical_name(name), values)
     if path:

@@ -28,7 +28,7 @@ def version_of(release: Any) -> tuple[int, ...]:
 
 def layer_sequence(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
     """One entry per layer, in order (the normal form merges runs of equal layers)."""
-    return [run for run in checkpoint["layers"] for _ in range(run["count"])]
+    return [run for run in checkpoint["layers"] for _layer in range(run["count"])]
 
 
 def stage_sizes(num_layers: int, pipeline_parallel_size: int) -> list[int]:

@@ -179,10 +179,10 @@ def _combine(function: Any, *values: Any) -> Any:
 def _event_reasons(gpu: Device) -> dict[str, Any]:
     active = gpu.get("event_reasons")
     if isinstance(active, Problem):
-        names = [name for name, _ in EVENT_REASONS] + ["mask", "supported"]
+        names = [name for name, _bit in EVENT_REASONS] + ["mask", "supported"]
         return {f"reason.{name}": active for name in names}
     mask = sum(bit for name, bit in EVENT_REASONS if name in active)
-    states = {f"reason.{name}": "Active" if name in active else "Not Active" for name, _ in EVENT_REASONS}
+    states = {f"reason.{name}": "Active" if name in active else "Not Active" for name, _bit in EVENT_REASONS}
     return {**states, "reason.mask": f"0x{mask:016X}", "reason.supported": f"0x{0x1FF:016X}"}
 
 
