@@ -22,7 +22,7 @@ def kinds(model):
 
 
 def layer(model, index):
-    sequence = [run for run in model["layers"] for _ in range(run["count"])]
+    sequence = [run for run in model["layers"] for _layer in range(run["count"])]
     return sequence[index]
 
 
