@@ -51,7 +51,7 @@ def main() -> int:
     question = QUESTION.format(collections=str(ROOT / ".collections"))
     answers = [
         json.loads(subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True).stdout)
-        for _ in range(runs)
+        for _run in range(runs)
     ]
     load, again = (min(values) for values in zip(*answers, strict=True))  # other processes only add to the time
     size = sum(path.stat().st_size for path in (ROOT / "plugins/plugin_utils/_catalogue/data").glob("*.json"))

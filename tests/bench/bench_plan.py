@@ -84,7 +84,7 @@ def main() -> int:
     slow = 0
     for title, wanted in (("8B on one card", instance(SMALL, 8)), ("70B over four cards", instance(LARGE, 16))):
         taken = seconds(lambda: [plan(wanted, [there]) for there in fleet])  # noqa: B023
-        single = min(seconds(lambda: plan(wanted, fleet[:1])) for _ in range(20))  # noqa: B023
+        single = min(seconds(lambda: plan(wanted, fleet[:1])) for _run in range(20))  # noqa: B023
         print(f"bench_plan: {title}: {HOSTS} hosts x {GPUS} GPUs in {taken:.2f} s, one plan in {single * 1000:.2f} ms")
         slow += taken > LIMIT_FLEET_SECONDS or single > LIMIT_PLAN_SECONDS
     return 1 if slow else 0

@@ -101,10 +101,10 @@ def load_cases() -> Iterator[Case]:
 
 def _version(record: dict[str, Any]) -> str | None:
     """The catalogue's release of a record: nightlies and vendors' builds count as the release they are built on."""
-    text = str(record["vllm_version"] or "").split(" ")[0].rstrip("+?")
+    text = str(record["vllm_version"] or "").split(" ", maxsplit=1)[0].rstrip("+?")
     numbers = []
     for part in text.split("."):
-        digits = part if part.isdigit() else part.split("rc")[0]
+        digits = part if part.isdigit() else part.split("rc", maxsplit=1)[0]
         if not digits.isdigit():
             break
         numbers.append(int(digits))

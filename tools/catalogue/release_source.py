@@ -27,6 +27,10 @@ class CudaPlatform(Opaque):
         return super().__getattr__(name)
 
 
+def _nothing(*_arguments: Any, **_keywords: Any) -> None:
+    """Stands for functions of vLLM that only act on the process, such as logging."""
+
+
 def open_release(root: Path) -> Interpreter:
     """An interpreter for the unpacked wheel in ``root``."""
     interpreter = Interpreter(root)
@@ -36,12 +40,11 @@ def open_release(root: Path) -> Interpreter:
             "vllm.engine.arg_utils.NEEDS_HELP": True,
         }
     )
-    nothing = lambda *args, **kwargs: None  # noqa: E731
     interpreter.functions.update(
         {
-            "load_general_plugins": nothing,
-            "init_logger": nothing,
-            "show_filtered_argument_or_group_from_help": nothing,
+            "load_general_plugins": _nothing,
+            "init_logger": _nothing,
+            "show_filtered_argument_or_group_from_help": _nothing,
             "is_in_doc_build": lambda: False,
             "is_init_field": lambda *args: True,
             "optional_type": lambda inner: TypeConverter(inner, nullable=True),

@@ -450,7 +450,7 @@ class ModuleValue:
         """Names that a module makes on demand (PEP 562) or takes from Python's builtins."""
         lazy = "MODULE_ATTRS" in self.bindings and self.get("MODULE_ATTRS")
         if lazy and name in lazy:
-            target, _, attribute = lazy[name].partition(":")
+            target, _colon, attribute = lazy[name].partition(":")
             return self.interpreter.resolve(f"{self.name}{target}" if target.startswith(".") else target, attribute)
         if name in ("__name__", "__file__"):
             return self.name if name == "__name__" else str(self.path)

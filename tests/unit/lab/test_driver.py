@@ -17,8 +17,8 @@ import shutil
 import stat
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -345,7 +345,7 @@ def test_topology_agrees(host, profile):
 
 
 def cpu_range(text):
-    first, _, last = text.partition("-")
+    first, _dash, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
@@ -355,8 +355,8 @@ def test_nvlinks_end_at_the_peer_or_at_a_switch(host):
     switched = host("h100-8x")
     for gpu in switched.nvml()["gpus"]:
         assert len(gpu["nvlinks"]) == 18
-        assert {end for _, end in gpu["nvlinks"]} == set(switched.data["nvswitches"])
-        assert {kind for kind, _ in gpu["nvlinks"]} == {2}
+        assert {end for _kind, end in gpu["nvlinks"]} == set(switched.data["nvswitches"])
+        assert {kind for kind, _end in gpu["nvlinks"]} == {2}
         assert gpu["fabric"] == [3, 0, 1]
     assert host("l40s-4x").nvml()["gpus"][0]["nvlinks"] == []
 

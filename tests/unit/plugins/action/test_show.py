@@ -8,12 +8,14 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleError
+
 from ansible_collections.gpufleet.vllm.plugins.action.show import ActionModule
 
 
 def run(arguments):
     task = MagicMock(async_val=False, check_mode=False, diff=False, args=arguments)
     action = ActionModule(task, MagicMock(), MagicMock(), MagicMock(), MagicMock(), None)
+    action._load_name = "gpufleet.vllm.show"  # the plugin loader sets it
     with patch.object(ActionModule, "_display", create=True) as display:
         action._display = display
         result = action.run(task_vars={})

@@ -16,8 +16,15 @@ from ansible_collections.gpufleet.vllm.plugins.modules import wait_ready as docu
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils import _startup
 
 UNIT = {
-    "name": "vllm-chat.service", "load_state": "loaded", "active_state": "active", "sub_state": "running",
-    "result": "success", "exec_code": None, "exec_status": 0, "n_restarts": 0, "invocation_id": "first",
+    "name": "vllm-chat.service",
+    "load_state": "loaded",
+    "active_state": "active",
+    "sub_state": "running",
+    "result": "success",
+    "exec_code": None,
+    "exec_status": 0,
+    "n_restarts": 0,
+    "invocation_id": "first",
 }
 FATAL = (
     "(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] ValueError: To serve at least one request with the model's "
@@ -27,8 +34,16 @@ FATAL = (
 
 
 def boot(phase, progress=None, healthy=False, log="", **unit):
-    return {"unit": {**UNIT, **unit}, "healthy": healthy, "phase": phase, "progress": progress,
-            "measured": {"kv_tokens": 1}, "log": log, "errors": [], "invocation": {}}
+    return {
+        "unit": {**UNIT, **unit},
+        "healthy": healthy,
+        "phase": phase,
+        "progress": progress,
+        "measured": {"kv_tokens": 1},
+        "log": log,
+        "errors": [],
+        "invocation": {},
+    }
 
 
 def step(done, total):
@@ -89,12 +104,21 @@ def follow_start(monkeypatch):
 
 def test_it_prints_each_phase_and_ends_when_the_engine_serves(follow):
     moments = [
-        boot("starting"), boot("starting"), boot("loading weights", step(7, 30)), boot("loading weights", step(8, 30)),
-        boot("compiling"), boot("profiling"), boot("capturing graphs", step(22, 51)), SERVES,
+        boot("starting"),
+        boot("starting"),
+        boot("loading weights", step(7, 30)),
+        boot("loading weights", step(8, 30)),
+        boot("compiling"),
+        boot("profiling"),
+        boot("capturing graphs", step(22, 51)),
+        SERVES,
     ]
     result, printed = follow(Host(moments), interval=10)
     assert (result.get("failed"), result["changed"], result["phase"], result["measured"]) == (
-        None, False, "serving", {"kv_tokens": 1}
+        None,
+        False,
+        "serving",
+        {"kv_tokens": 1},
     )
     assert printed == [
         "gpu1: vllm-chat: starting (0:00)",

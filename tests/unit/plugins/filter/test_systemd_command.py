@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleFilterError
+
 from ansible_collections.gpufleet.vllm.plugins.filter.systemd_command import FilterModule
 
 systemd_command = FilterModule().filters()["systemd_command"]

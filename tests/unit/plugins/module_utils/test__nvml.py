@@ -126,7 +126,7 @@ class FakeNvml:
             if key == "MemoryInfo" and arguments and card.get("driver_before_510"):
                 raise FakeError(13)
             value = card.get(key, NOT_SUPPORTED)
-            if type(value) is int and key not in card:
+            if key not in card and isinstance(value, int):
                 raise FakeError(value)
             if isinstance(value, FakeError):
                 raise value

@@ -22,7 +22,8 @@ RUNNING = {
     "ExecMainStatus": "0",
     "NRestarts": "1",
     "InvocationID": "c0ffee",
-    "ActiveEnterTimestamp": "Mon 2026-11-30 12:00:00 UTC", "ActiveEnterTimestampMonotonic": "5000000",
+    "ActiveEnterTimestamp": "Mon 2026-11-30 12:00:00 UTC",
+    "ActiveEnterTimestampMonotonic": "5000000",
 }
 STARTED = "vLLM API server version 0.32.0\nINFO Starting vLLM server on http://0.0.0.0:8000\n"
 LOADING = "vLLM API server version 0.32.0\nLoading safetensors checkpoint shards:  23% Completed | 7/30 [00:10<00:33]\n"
@@ -90,7 +91,8 @@ def test_an_engine_that_loads_weights():
         "exec_status": 0,
         "n_restarts": 1,
         "invocation_id": "c0ffee",
-        "active_since": "Mon 2026-11-30 12:00:00 UTC", "active_monotonic_us": 5000000,
+        "active_since": "Mon 2026-11-30 12:00:00 UTC",
+        "active_monotonic_us": 5000000,
     }
 
 

@@ -59,12 +59,21 @@ def make_broken_host(monkeypatch):
     monkeypatch.setattr(_gpu_query, "query", lambda source, timeout, topology: (host, []))
 
 
-def test_errors_do_not_fail_the_module(capsys, broken_host):
+@pytest.fixture(name="warnings")
+def collect_warnings(monkeypatch):
+    """What the module warns of. ansible-core >= 2.19 leaves it out of the result in a process that has imported code
+    of the controller, as tests of plugins do; and the result holds the warnings of earlier modules, too."""
+    told = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda _module, warning, **_more: told.append(warning))
+    return told
+
+
+def test_errors_do_not_fail_the_module(capsys, broken_host, warnings):
     code, result = run_module(capsys, gather_subset=[])
     assert (code, result["changed"]) == (0, False)
     assert [error["code"] for error in result["errors"]] == ["gpu_lost"]
     assert result["gpus"][0]["memory_source"] == "host"
-    assert any("CPU and GPU share one memory" in str(warning) for warning in result["warnings"])
+    assert any("CPU and GPU share one memory" in warning for warning in warnings)
     assert "ansible_facts" not in result and "container_runtime" not in result and "host" not in result
 
 

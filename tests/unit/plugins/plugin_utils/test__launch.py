@@ -8,9 +8,9 @@ import json
 import shlex
 
 import pytest
+
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import ArgumentProblem
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._launch import docker_run, systemd_command
-
 
 PLAN = {
     "name": "chat",
@@ -69,12 +69,24 @@ def test_each_option_stands_on_a_line_of_its_own():
 
 @pytest.mark.parametrize(
     "word",
-    ["plain", "", "two words", 'a "quoted" word', "it's", "back\\slash", "50%", "$HOME", "a;b|c&d", json.dumps({"mode": 2}), "ü"],
+    [
+        "plain",
+        "",
+        "two words",
+        'a "quoted" word',
+        "it's",
+        "back\\slash",
+        "50%",
+        "$HOME",
+        "a;b|c&d",
+        json.dumps({"mode": 2}),
+        "ü",
+    ],
 )
 def test_systemd_hands_every_word_over_as_it_was(word):
     assert unquote(systemd_command(["/bin/true", "--option", word])) == ["/bin/true", "--option", word]
 
 
 def unquote(text: str) -> list[str]:
-    """Reads an ExecStart value by the rules of systemd.service(5), which for these words are the shell's but for % and $."""
+    """Reads an ExecStart value by the rules of systemd.service(5), the shell's for these words but for % and $."""
     return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(text.replace(" \\\n", " "))]

@@ -24,13 +24,38 @@ FAILURES = [
 HEALTHY = sorted((HERE / "healthy").glob("*.log"))
 BOOT_LOGS = sorted((HERE.parents[1] / "module_utils" / "boot_logs").glob("*.log"))
 CLASSES = [
-    "oom_weights", "oom_kv_cache", "oom_runtime", "oom_cudagraph", "gpu_shared_free_memory",
-    "max_model_len_exceeds_kv", "driver_cuda_mismatch", "compute_capability_too_low", "bf16_unsupported",
-    "fp8_unsupported", "arch_not_supported", "trust_remote_code", "tokenizer_transformers_version",
-    "tp_divisibility", "nccl_init", "nccl_hang", "custom_all_reduce", "ray_cluster", "shm_ipc",
-    "model_not_found_offline", "gated_auth", "corrupted_weights", "port_in_use", "flag_unknown",
-    "quantization_mismatch", "kernel_backend", "embedding_task", "chat_template_missing", "mount_permissions",
-    "disk_full", "container_runtime", "other",
+    "oom_weights",
+    "oom_kv_cache",
+    "oom_runtime",
+    "oom_cudagraph",
+    "gpu_shared_free_memory",
+    "max_model_len_exceeds_kv",
+    "driver_cuda_mismatch",
+    "compute_capability_too_low",
+    "bf16_unsupported",
+    "fp8_unsupported",
+    "arch_not_supported",
+    "trust_remote_code",
+    "tokenizer_transformers_version",
+    "tp_divisibility",
+    "nccl_init",
+    "nccl_hang",
+    "custom_all_reduce",
+    "ray_cluster",
+    "shm_ipc",
+    "model_not_found_offline",
+    "gated_auth",
+    "corrupted_weights",
+    "port_in_use",
+    "flag_unknown",
+    "quantization_mismatch",
+    "kernel_backend",
+    "embedding_task",
+    "chat_template_missing",
+    "mount_permissions",
+    "disk_full",
+    "container_runtime",
+    "other",
 ]
 # How the public collection of failures names some classes.
 OTHER_NAMES = {
@@ -208,20 +233,24 @@ def test_an_engine_that_serves_but_cannot_chat():
     [
         (
             "ValueError: Free memory on device cuda:1 (60.87/79.19 GiB) on startup is less than desired GPU memory "
-            "utilization (0.95, 75.23 GiB).", None,
+            "utilization (0.95, 75.23 GiB).",
+            None,
             {"variable": "engine_args.gpu_memory_utilization", "from": 0.95, "to": 0.74},
         ),
         (
             "The model's max seq len (8192) is larger than the maximum number of tokens that can be stored in KV cache "
-            "(4515).", None,
+            "(4515).",
+            None,
             {"variable": "engine_args.max_model_len", "from": 8192, "to": 4512},
         ),
         (
-            "CUDA out of memory occurred when warming up sampler with 1024 dummy requests.", None,
+            "CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
+            None,
             {"variable": "engine_args.max_num_seqs", "from": 1024, "to": 512},
         ),
         (
-            "Total number of attention heads (40) must be divisible by tensor parallel size (6)", None,
+            "Total number of attention heads (40) must be divisible by tensor parallel size (6)",
+            None,
             {"variable": "engine_args.tensor_parallel_size", "from": 6, "to": 5},
         ),
         (
@@ -230,7 +259,8 @@ def test_an_engine_that_serves_but_cannot_chat():
             {"variable": "port", "from": 8001, "to": 8002},
         ),
         (
-            "vllm: error: unrecognized arguments: --swap-space 4", {"instance": {"engine_args": {"swap_space": 4}}},
+            "vllm: error: unrecognized arguments: --swap-space 4",
+            {"instance": {"engine_args": {"swap_space": 4}}},
             {"variable": "engine_args.swap_space", "from": 4, "to": None},
         ),
         (
@@ -247,16 +277,23 @@ def test_an_engine_that_serves_but_cannot_chat():
         (
             "Model architectures ['Qwen3NextForCausalLM'] are not supported for now.",
             {"instance": {"image": "registry:5000/vllm/vllm-openai:v0.10.1"}},
-            {"variable": "image", "from": "registry:5000/vllm/vllm-openai:v0.10.1",
-             "to": "registry:5000/vllm/vllm-openai:v0.10.2"},
+            {
+                "variable": "image",
+                "from": "registry:5000/vllm/vllm-openai:v0.10.1",
+                "to": "registry:5000/vllm/vllm-openai:v0.10.2",
+            },
         ),
         ("Model architectures ['NobodyKnows'] are not supported", {"instance": {"image": "x:v0.10.1"}}, None),
         ("Model architectures ['LlamaForCausalLM'] are not supported", {"instance": {"image": "x:v0.10.1"}}, None),
-        ("Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'", None,
-         {"variable": "engine_args.disable_custom_all_reduce", "from": False, "to": True}),
+        (
+            "Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'",
+            None,
+            {"variable": "engine_args.disable_custom_all_reduce", "from": False, "to": True},
+        ),
         (
             "User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings="
-            "32768)", None,
+            "32768)",
+            None,
             {"variable": "engine_args.max_model_len", "from": 65536, "to": 32768},
         ),
         ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", None, None),
@@ -272,8 +309,11 @@ def test_who_holds_the_memory_is_named_but_not_the_instance_itself():
         {"pid": 8, "name": "VLLM::Worker", "container": "vllm-chat", "used_memory_mib": 100},
     ]
     context = {"plan": {"name": "chat"}, "hosts": [{"name": "gpu1", "gpus": [{"index": 1, "processes": processes}]}]}
-    explanation = first("ValueError: Free memory on device (5.02/23.64 GiB) on startup is less than desired GPU memory "
-                        "utilization (0.9, 21.28 GiB).", context)["explanation"]
+    explanation = first(
+        "ValueError: Free memory on device (5.02/23.64 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 21.28 GiB).",
+        context,
+    )["explanation"]
     assert explanation.endswith("On gpu1, GPU 1: python3 (pid 7) holds 18000 MiB.")
 
 

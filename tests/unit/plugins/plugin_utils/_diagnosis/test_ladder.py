@@ -47,10 +47,14 @@ def test_memory_follows_the_official_order():
     pins = {"gpu_memory_utilization": 0.85, "max_num_seqs": 4, "max_num_batched_tokens": 4096, "max_model_len": 8192}
     ledger, told = climb(NO_BLOCKS, pins, gpus(2))
     assert [(row["variable"].partition(".")[2], row["to"]) for row in ledger] == [
-        ("gpu_memory_utilization", 0.9), ("gpu_memory_utilization", 0.95),
-        ("max_num_seqs", 2), ("max_num_seqs", 1),
-        ("max_num_batched_tokens", 2048), ("max_num_batched_tokens", 1024),
-        ("max_model_len", 4096), ("max_model_len", 2048),
+        ("gpu_memory_utilization", 0.9),
+        ("gpu_memory_utilization", 0.95),
+        ("max_num_seqs", 2),
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 2048),
+        ("max_num_batched_tokens", 1024),
+        ("max_model_len", 4096),
+        ("max_model_len", 2048),
         ("tensor_parallel_size", 2),
     ]
     assert (told["verdict"], told["change"]) == ("exhausted", None)
@@ -61,9 +65,7 @@ def test_the_utilization_is_raised_only_into_free_memory():
     assert ledger[0] == {"variable": "engine_args.max_num_seqs", "from": 2, "to": 1}
 
 
-@pytest.mark.parametrize(
-    ("prefer", "first"), [("sequences", "max_model_len"), ("context", "gpu_memory_utilization")]
-)
+@pytest.mark.parametrize(("prefer", "first"), [("sequences", "max_model_len"), ("context", "gpu_memory_utilization")])
 def test_the_workload_decides_whether_the_length_is_given_up_first(prefer, first):
     ledger, _told = climb(TOO_LONG, {"gpu_memory_utilization": 0.8}, gpus(1), workload={"prefer": prefer})
     assert ledger[0]["variable"] == f"engine_args.{first}"
@@ -77,7 +79,8 @@ def test_weights_are_divided_only_over_gpus_that_are_there():
     assert told["verdict"] == "exhausted"
     ledger, _told = climb(line, {}, gpus(4), checkpoint={"num_attention_heads": 14})
     assert [(row["variable"], row["to"]) for row in ledger] == [
-        ("engine_args.tensor_parallel_size", 2), ("engine_args.pipeline_parallel_size", 2)
+        ("engine_args.tensor_parallel_size", 2),
+        ("engine_args.pipeline_parallel_size", 2),
     ]
 
 
@@ -99,7 +102,8 @@ def test_eager_is_a_probe():
 def test_multi_gpu_trouble_turns_off_the_custom_all_reduce():
     ledger, _told = climb("Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'", {})
     assert [row["variable"] for row in ledger] == [
-        "engine_args.disable_custom_all_reduce", "environment.NCCL_P2P_DISABLE"
+        "engine_args.disable_custom_all_reduce",
+        "environment.NCCL_P2P_DISABLE",
     ]
 
 

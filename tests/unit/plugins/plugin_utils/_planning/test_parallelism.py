@@ -53,7 +53,7 @@ def test_block_wise_fp8_needs_whole_blocks_on_every_card():
 def test_one_card_first_then_the_fewest_then_stages_then_hosts():
     one_host = sizes(LLAMA, read_hosts(hosts(8), {}))
     assert one_host[:4] == [(1, 1), (2, 1), (4, 1), (8, 1)]
-    assert all(pipeline > 1 for _, pipeline in one_host[4:])
+    assert all(pipeline > 1 for _tensor, pipeline in one_host[4:])
     two = read_hosts([host(gpu(0), gpu(1), name="a"), host(gpu(0), gpu(1), name="b")], {})
     assert sizes(LLAMA, two) == [(1, 1), (2, 1), (1, 2), (1, 2), (2, 2), (1, 4)]
 

@@ -420,7 +420,7 @@ def weights_with(**pins):
 
 
 def test_lora_slots_are_counted():
-    _, plain = weights_with()
+    _plan, plain = weights_with()
     planned, wide = weights_with(enable_lora=True, max_loras=4, max_lora_rank=64)
     # 4 slots x 64 x 2 B x 36 layers x (in + out of q 8192, k and v 5120 each, o 8192, gate and up 16384 each, down
     # 16384) = 1.3 GiB.
@@ -429,19 +429,19 @@ def test_lora_slots_are_counted():
 
 
 def test_a_draft_model_that_is_not_described_widens_the_plan_and_says_so():
-    plain, _ = weights_with()
-    planned, _ = weights_with(
+    plain, _weights = weights_with()
+    planned, _weights = weights_with(
         speculative_config={"method": "eagle3", "model": "/models/eagle", "num_speculative_tokens": 3}
     )
     assert any("draft model" in warning for warning in planned["warnings"])
     assert planned["kv"]["tokens_low"] < plain["kv"]["tokens_low"]
-    unassisted, _ = weights_with(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    unassisted, _weights = weights_with(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
     assert unassisted["warnings"] == plain["warnings"]
 
 
 def test_offloaded_weights_leave_the_card():
-    _, plain = weights_with()
-    _, offloaded = weights_with(cpu_offload_gb=10)
+    _plan, plain = weights_with()
+    _plan, offloaded = weights_with(cpu_offload_gb=10)
     assert plain - offloaded == pytest.approx(10, abs=0.01)
 
 
