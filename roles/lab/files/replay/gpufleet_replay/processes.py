@@ -63,7 +63,7 @@ class Processes:
     def report(self, failure: Failure, figures: Mapping[str, Any], serving: bool) -> int:
         """Logs how the engine ends, and returns the exit code of the process that was started."""
         fault = known()[failure.name]
-        told = {**figures, **fault, **failure.figures}
+        told = {**figures, **fault, **failure.figures, "local_rank": self._index(failure), "rank": failure.rank or 0}
         if "left_mib" in fault:
             told["used_gib"] = told["total_gib"] - told["left_mib"] / _MIB_PER_GIB
             told["allocated_gib"] = told["used_gib"] - told["non_torch_gib"]
@@ -81,7 +81,11 @@ class Processes:
         return f"{label.format(rank=rank, place='_'.join(parts))} pid={pid}"
 
     def _worker_of(self, ending: _Ending) -> Log:
-        return self.workers[self.ranks.index(ending.failure.rank) if ending.failure.rank in self.ranks else 0]
+        return self.workers[self._index(ending.failure)]
+
+    def _index(self, failure: Failure) -> int:
+        """Which of the local workers meets the failure: the first, if nothing else is said."""
+        return self.ranks.index(failure.rank) if failure.rank in self.ranks else 0
 
     def _end_in_parser(self, ending: _Ending) -> int:
         self.api.raw(f"usage: vllm serve [model_tag] [options]\nvllm serve: error: {ending.said}")

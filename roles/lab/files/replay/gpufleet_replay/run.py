@@ -19,7 +19,7 @@ from .engine import Engine
 from .faults import Failure, known
 from .settings import Settings
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 _STATISTICS_SECONDS = 10.0
 
 
@@ -79,7 +79,7 @@ class Run:
             log.line("route", route=path, methods=", ".join(methods))
         log.raw(f"INFO:     Started server process [{os.getpid()}]\nINFO:     Waiting for application startup.")
         server.server_activate()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()
         log.raw("INFO:     Application startup complete.")
 
     def _require_engine(self) -> Engine:
