@@ -26,7 +26,7 @@ Finding = tuple[str, str, str]
 def explain_upgrade(reports: Sequence[Mapping[str, Any]]) -> str:
     """The verdict and a table of the instances first, then each finding once, with the instances that it is about."""
     found = _gather(reports)
-    blocks = ["\n".join([_headline(reports), "", *_table(reports)])]
+    blocks = ["\n".join([*wrap(_headline(reports)), "", *_table(reports)])]
     blocks += [_section(severity, found, len(reports)) for severity in SECTIONS]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -35,7 +35,7 @@ def _headline(reports: Sequence[Mapping[str, Any]]) -> str:
     verdicts = [report["verdict"] for report in reports]
     counted = ", ".join(f"{verdicts.count(verdict)} {words}" for verdict, words in WORDS.items())
     targets = ", ".join(dict.fromkeys(report["to"] for report in reports))
-    return f"Upgrade to vLLM {targets}: {count(len(reports), 'instance')}: {counted}. Nothing was changed."
+    return f"Upgrade to vLLM {targets}: {count(len(reports), 'instance')}: {counted}"
 
 
 def _table(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:

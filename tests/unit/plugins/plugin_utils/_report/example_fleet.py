@@ -1,0 +1,49 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fleet of inventories/example, planned without Ansible."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan_instances
+
+EXAMPLE = Path(__file__).resolve().parents[5] / "inventories/example"
+
+
+def load(path: Path) -> dict[str, Any]:
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+
+
+def groups() -> dict[str, list[str]]:
+    """The hosts of each group, in the order of the inventory."""
+    children = load(EXAMPLE / "hosts.yml")["vllm"]["children"]
+    return {group: list(content["hosts"]) for group, content in children.items()}
+
+
+def instances(host: str) -> list[dict[str, Any]]:
+    group = next(name for name, hosts in groups().items() if host in hosts)
+    variables = {**load(EXAMPLE / f"group_vars/{group}.yml"), **load(EXAMPLE / f"host_vars/{host}.yml")}
+    return variables["vllm_instances"]
+
+
+def facts(host: str) -> dict[str, Any]:
+    return json.loads((EXAMPLE / f"facts/{host}.json").read_text(encoding="utf-8"))
+
+
+def planned(host: str, given: list[dict[str, Any]] | None = None, **more: Any) -> list[dict[str, Any]]:
+    known = facts(host)
+    return plan_instances(given or instances(host), [known["gpu_info"]], known["checkpoints"], [host], **more)
+
+
+@functools.cache
+def fleet() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """All plans, and what gpu_info would return, by host."""
+    hosts = [host for several in groups().values() for host in several]
+    return [plan for host in hosts for plan in planned(host)], {host: facts(host)["gpu_info"] for host in hosts}
