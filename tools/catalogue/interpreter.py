@@ -221,7 +221,7 @@ class Interpreter:
 
     def _do_Raise(self, statement: ast.Raise, environment: Environment) -> None:
         text = ast.unparse(statement.exc) if statement.exc else "raise"
-        raise InterpretedError(text.split("(")[0], text)
+        raise InterpretedError(text.split("(", maxsplit=1)[0], text)
 
     def _do_Try(self, statement: ast.Try, environment: Environment) -> None:
         try:

@@ -44,12 +44,12 @@ def _registered(folder: Path) -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if (
                 isinstance(node, ast.Assign | ast.AnnAssign)
-                and "PARSERS_TO_REGISTER" in ast.unparse(node).split("=")[0]
+                and "PARSERS_TO_REGISTER" in ast.unparse(node).split("=", maxsplit=1)[0]
             ):
                 yield from (str(key.value) for key in getattr(node.value, "keys", []) if isinstance(key, ast.Constant))
             for call in getattr(node, "decorator_list", []):
                 if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("register_module"):
-                    yield from _strings(call.args[0] if call.args else next(k.value for k in call.keywords))
+                    yield from _strings(call.args[0] if call.args else call.keywords[0].value)
 
 
 def _strings(node: ast.expr) -> list[str]:
