@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
-STAGES := lint unit docs-lint changelog-lint sanity artifact matrix molecule
+STAGES := lint unit browser docs-lint changelog-lint sanity artifact matrix molecule
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -76,6 +76,11 @@ ansible-lint: venv-test
 .PHONY: unit
 unit: venv-test ## pytest of tests/unit
 	@pytest
+
+.PHONY: browser
+browser: venv-test ## The page of the fleet in a headless Chromium, which is installed on Debian if it is missing
+	@tests/browser/install.sh
+	@pytest tests/browser
 
 .PHONY: docs-lint
 docs-lint: venv-test ## antsibull-docs: documentation of plugins and roles, docs/docsite

@@ -1,0 +1,164 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The page of the fleet in a real browser. `make browser` installs one; without one these tests are skipped.
+
+Screenshots are left in .build/browser for people to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Browser, find
+
+from ansible_collections.gpufleet.vllm.plugins.filter.explain import FilterModule
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / ".build/browser"
+PHONE, TABLET, DESKTOP = (390, 844), (768, 1024), (1280, 900)
+HOSTS = ["gpu01", "gpu02", "gpu03", "gpu04", "a100-pair", "l4-single", "h100-pair", "rtx4090"]
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on this machine; make browser installs one")
+
+SIZES = "[document.documentElement.scrollWidth, innerWidth]"
+OPEN_ALL = "document.querySelectorAll('details').forEach(item => item.open = true)"
+# The contrast (WCAG 2.2, 1.4.3) of each text with what is behind it, the lowest first: [[ratio, text, class]].
+CONTRASTS = """
+(() => {
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = numbers(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const texts = [...document.querySelectorAll('body *')].filter(element =>
+    element.offsetHeight && [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
+  return texts.map(element => {
+    const pair = [numbers(getComputedStyle(element).color), behind(element)].map(luminance).sort((a, b) => b - a);
+    return [(pair[0] + 0.05) / (pair[1] + 0.05), element.textContent.slice(0, 40), element.className];
+  }).sort((a, b) => a[0] - b[0]).slice(0, 5);
+})()
+"""
+
+
+@pytest.fixture(scope="module", name="browser")
+def start_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with Browser(str(find()), tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module", name="page")
+def write_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page as a user gets it: plan_vllm.yml on the example fleet."""
+    page = tmp_path_factory.mktemp("page") / "fleet.html"
+    command = ["ansible-playbook", "-i", "inventories/example", "playbooks/plan_vllm.yml", "-e", f"vllm_report={page}"]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": f"{ROOT}/ansible.cfg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, TABLET, DESKTOP], ids=["phone", "tablet", "desktop"])
+def test_it_loads_alone_and_fits_the_screen(browser: Browser, page: Path, size: tuple[int, int], scheme: str) -> None:
+    browser.open(page, *size, scheme)
+    browser.screenshot(SCREENSHOTS / f"fleet-{size[0]}-{scheme}.png")
+    assert browser.complaints() == []
+    assert browser.requests() == [page.as_uri()]
+    wide, visible = browser.run(SIZES)
+    assert wide <= visible == size[0]
+    browser.run(OPEN_ALL)
+    browser.screenshot(SCREENSHOTS / f"fleet-{size[0]}-{scheme}-open.png")
+    assert browser.run(SIZES)[0] <= size[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(browser: Browser, page: Path, scheme: str) -> None:
+    browser.open(page, *DESKTOP, scheme)
+    browser.run(OPEN_ALL)
+    worst = browser.run(CONTRASTS)
+    assert worst[0][0] >= 4.5, worst
+
+
+def test_light_and_dark_are_two(browser: Browser, page: Path) -> None:
+    seen = []
+    for scheme in ("light", "dark"):
+        browser.open(page, *DESKTOP, scheme)
+        seen.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+    assert seen[0] != seen[1]
+
+
+def test_warnings_are_first_and_the_worst_of_them_before_the_others(browser: Browser, page: Path) -> None:
+    browser.open(page, *DESKTOP)
+    titles = browser.run("[...document.querySelectorAll('h2')].map(title => title.innerText)")
+    assert titles == ["Warnings", "Hosts", "Instances", "Plans"]
+    levels = browser.run("[...document.querySelectorAll('.attention > li')].map(item => item.className)")
+    assert levels == sorted(levels) and set(levels) == {"bad", "fair"}
+    assert browser.run("document.querySelector('.attention').getBoundingClientRect().bottom") <= DESKTOP[1]
+
+
+def test_all_hosts_and_all_their_cards_are_there(browser: Browser, page: Path) -> None:
+    browser.open(page, *DESKTOP)
+    assert browser.run("[...document.querySelectorAll('.host h3')].map(title => title.innerText)") == HOSTS
+    assert browser.run("document.querySelectorAll('.host .bar').length") == 11
+    # The parts of a bar are as long as they say: the card of gpu01 is used to 92 percent, as the driver counts to 91.
+    lengths = "[...document.querySelectorAll('.host .bar')[0].children].map(part => part.getBoundingClientRect().width)"
+    whole = browser.run("document.querySelector('.host .bar').getBoundingClientRect().width")
+    assert sum(browser.run(lengths)) / whole == pytest.approx(0.915, abs=0.01)
+
+
+def test_a_derivation_unfolds(browser: Browser, page: Path) -> None:
+    browser.open(page, *PHONE)
+    table = "document.querySelector('.plan table.terms')"
+    assert not browser.run(f"{table}.checkVisibility()")
+    browser.run("document.querySelector('.plan details summary').click()")
+    assert browser.run(f"{table}.checkVisibility()")
+    assert "KV pool" in browser.run(f"{table}.innerText")
+
+
+def test_links_lead_to_the_plans(browser: Browser, page: Path) -> None:
+    browser.open(page, *DESKTOP)
+    links = browser.run("[...document.querySelectorAll('a')].map(link => link.getAttribute('href'))")
+    assert links
+    assert browser.run(f"{json.dumps(links)}.filter(link => !document.querySelector(link))") == []
+
+
+def test_on_a_phone_each_value_of_an_instance_has_its_title(browser: Browser, page: Path) -> None:
+    browser.open(page, *PHONE)
+    titles = browser.run(
+        "[...document.querySelector('.rows tbody tr').cells].map(cell => getComputedStyle(cell, '::before').content)"
+    )
+    assert [title.strip('"') for title in titles][:3] == ["Instance", "Verdict", "Hosts"]
+    assert browser.run("getComputedStyle(document.querySelector('.rows thead')).display") == "none"
+
+
+def test_long_names_and_hosts_without_a_plan_break_nothing(browser: Browser, tmp_path: Path) -> None:
+    name = "a-name-without-an-end-" * 12
+    broken = {"gpus": [], "errors": [{"message": "driver/library version mismatch", "next_step": "reboot the host"}]}
+    text = FilterModule().filters()["explain"]([], format="html", hosts={name: {}, "gpu2": broken})
+    page = tmp_path / "page.html"
+    page.write_text(text, encoding="utf-8")
+    browser.open(page, *PHONE)
+    assert browser.run(SIZES) == [PHONE[0], PHONE[0]]
+    shown = browser.run("document.body.innerText")
+    assert name in shown
+    assert "driver/library version mismatch reboot the host" in shown
