@@ -292,8 +292,12 @@ def container_ids(cgroup_text: str | None) -> list[str]:
 
 
 def process_container_ids(pid: int, root: str = "/") -> list[str]:
-    """container_ids of a running process; none if it has ended or belongs to another process name space."""
-    return container_ids(read_text(os.path.join(root, "proc", str(pid), "cgroup")))
+    """container_ids of a running process; none if it has ended or belongs to another process name space.
+
+    Where this host is a container itself, that one does not count: it is what everything here runs in.
+    """
+    ids, own = (container_ids(read_text(os.path.join(root, "proc", str(name), "cgroup"))) for name in (pid, "self"))
+    return ids[len(own) :] if ids[: len(own)] == own else ids
 
 
 def name_containers(gpus: list[dict[str, Any]], names: Mapping[str, str], root: str = "/") -> None:

@@ -73,6 +73,15 @@ def test_container_names(tmp_path):
         assert [process["container"] for process in gpus[0]["processes"]] == [expected, "gpu-box", None, None]
 
 
+def test_a_host_that_is_a_container_itself(tmp_path):
+    write(tmp_path / "proc/self/cgroup", f"0::/docker/{ONE}/system.slice/ssh.service\n")
+    write(tmp_path / "proc/1/cgroup", f"0::/docker/{ONE}/system.slice/sshd.service\n")
+    write(tmp_path / "proc/2/cgroup", f"0::/docker/{ONE}/docker/{TWO}\n")
+    write(tmp_path / "proc/3/cgroup", f"0::/docker/{TWO}\n")
+    found = [_host_facts.process_container_ids(pid, str(tmp_path)) for pid in (1, 2, 3)]
+    assert found == [[], [TWO], [TWO]]
+
+
 # --- disk ---------------------------------------------------------------------------------------------------------
 
 MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
