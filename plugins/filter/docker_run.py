@@ -16,8 +16,8 @@ DOCUMENTATION = r"""
 name: docker_run
 short_description: Turn a plan into the command that starts its engine
 description:
-  - Gives the C(docker run) command of one engine, word by word. The chosen GPUs are named by their UUIDs, the checkpoint is
-    mounted read-only, downloads are switched off, and secrets come from a file.
+  - Gives the C(docker run) command of one engine, word by word. The chosen GPUs are named by their UUIDs, the
+    checkpoint is mounted read-only, downloads are switched off, and secrets come from a file.
   - The engine's own words are those of P(gpufleet.vllm.serve_args#filter), checked against the release.
 author:
   - gpufleet maintainers
@@ -42,7 +42,8 @@ seealso:
 
 EXAMPLES = r"""
 argv: >-
-  {{ plan | gpufleet.vllm.docker_run(environment_file='/etc/vllm/chat/engine.env', cache_directory='/var/cache/vllm/chat') }}
+  {{ plan | gpufleet.vllm.docker_run(environment_file='/etc/vllm/chat/engine.env',
+                                     cache_directory='/var/cache/vllm/chat') }}
 """
 
 RETURN = r"""
@@ -60,7 +61,9 @@ def docker_run(plan: dict[str, Any], environment_file: str, cache_directory: str
     except (ArgumentProblem, UnknownRelease) as error:
         raise AnsibleFilterError(f"docker_run: instance {plan['name']}: {error}") from error
     except KeyError as error:
-        raise AnsibleFilterError(f"docker_run: {error} is missing; the input must be a plan of gpufleet.vllm.plan") from error
+        raise AnsibleFilterError(
+            f"docker_run: {error} is missing; the input must be a plan of gpufleet.vllm.plan"
+        ) from error
 
 
 class FilterModule:

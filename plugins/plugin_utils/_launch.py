@@ -22,8 +22,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 def docker_run(plan: Mapping[str, Any], environment_file: str, cache_directory: str) -> list[str]:
     """Returns the argv of `docker run` for the engine of a plan on one host.
 
-    environment_file: file on the host with the secret variables. cache_directory: folder on the host for what the engine
-    compiles. Raises ArgumentProblem for arguments that the release does not take.
+    environment_file: file on the host with the secret variables. cache_directory: folder on the host for what the
+    engine compiles. Raises ArgumentProblem for arguments that the release does not take.
     """
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
     command = ["/usr/bin/docker", "run", "--rm", "--name", f"vllm-{plan['name']}"]
@@ -58,9 +58,9 @@ def _engine_command(plan: Mapping[str, Any], model: str) -> list[str]:
 
 
 def systemd_command(argv: list[str]) -> str:
-    """Returns argv as the value of ExecStart, one option a line, so that a person can read it and a diff shows one line.
+    """Returns argv as the value of ExecStart, one option a line: a person can read it and a diff shows one line.
 
-    Source of the quoting: systemd.service(5): words in double quotes, backslash escapes, `%%` and `$$` for literal signs.
+    Source of the quoting: systemd.service(5): words in double quotes, backslash escapes, `%%` and `$$` for the signs.
     """
     lines: list[list[str]] = [[]]
     for word in argv:

@@ -46,7 +46,12 @@ def test_it_is_offline(host):
 
 
 def test_it_completes_with_the_key(host):
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 64, "temperature": 0}
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 64,
+        "temperature": 0,
+    }
     status, text = request(host, "/v1/chat/completions", body)
     assert status == 200, text
     # What roles/lab/files/checkpoint/make_checkpoint.py taught it: weights, tokenizer and chat template all arrived.

@@ -17,7 +17,15 @@ def test_the_installed_collection_finds_nothing_to_change(tmp_path):
     }
     galaxy("build", "--output-path", f"{tmp_path}/artefact", str(REPOSITORY), cwd=tmp_path, **elsewhere)
     (artefact,) = (tmp_path / "artefact").glob("*.tar.gz")
-    galaxy("install", "--offline", "--collections-path", f"{tmp_path}/collections", str(artefact), cwd=tmp_path, **elsewhere)
+    galaxy(
+        "install",
+        "--offline",
+        "--collections-path",
+        f"{tmp_path}/collections",
+        str(artefact),
+        cwd=tmp_path,
+        **elsewhere,
+    )
     result = run_playbook("gpufleet.vllm.deploy_vllm", cwd=tmp_path, **elsewhere)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "changed=0" in result.stdout

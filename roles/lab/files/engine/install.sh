@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # Installs real vLLM for CPUs into a folder: install.sh PYTHON RELEASE FOLDER TORCH_INDEX
 # It is meant for the Python 3.11 of the simulated hosts (Debian 12: glibc 2.36), whichever Python runs pip.
 set -euo pipefail
