@@ -151,6 +151,16 @@ def test_on_a_phone_each_value_of_an_instance_has_its_title(browser: Browser, pa
     assert browser.run("getComputedStyle(document.querySelector('.rows thead')).display") == "none"
 
 
+@pytest.mark.parametrize("size", [PHONE, TABLET, DESKTOP], ids=["phone", "tablet", "desktop"])
+def test_no_word_is_torn(browser: Browser, page: Path, size: tuple[int, int]) -> None:
+    browser.open(page, *size)
+    short = "[...document.querySelectorAll('.rows span, .figures dt, .chip, .host a')]"
+    torn = f"{short}.filter(item => !/[ ,-]/.test(item.innerText) && item.getClientRects().length > 1)"
+    assert browser.run(f"{torn}.map(item => item.innerText)") == []
+    lines = "[...document.querySelectorAll('.figures dt')].map(title => title.offsetHeight)"
+    assert len(set(browser.run(lines))) == 1
+
+
 def test_long_names_and_hosts_without_a_plan_break_nothing(browser: Browser, tmp_path: Path) -> None:
     name = "a-name-without-an-end-" * 12
     broken = {"gpus": [], "errors": [{"message": "driver/library version mismatch", "next_step": "reboot the host"}]}
