@@ -134,10 +134,10 @@ def _host(page: Page, host: str, cards: Sequence[Card]) -> str:
 
 
 def _host_card(page: Page, card: Card) -> str:
-    names = [str(plan.get("name") or "instance") for plan, _ in card.takers]
+    names = [str(plan.get("name") or "instance") for plan, _budget in card.takers]
     takers = ", ".join(f'<a href="#{page.anchors[name, card.host]}">{_text(name)}</a>' for name in names)
     state = takers or ("idle" if card.idle else "used by others")
-    free = card.total_gib - card.others_gib - sum(_engine_gib(budget) for _, budget in card.takers)
+    free = card.total_gib - card.others_gib - sum(_engine_gib(budget) for _plan, budget in card.takers)
     return (
         f'<div class="card"><span>GPU {_text(card.index)}: {state}</span>'
         f'<span class="muted">{max(0.0, free):.1f} of {card.total_gib:.1f} GiB free</span></div>{_small_bar(card)}'
@@ -146,11 +146,11 @@ def _host_card(page: Page, card: Card) -> str:
 
 def _parts(budget: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Title and GiB of what an engine takes of a card."""
-    return [(title, max(0.0, budget[key]["value"])) for key, _, title in TERMS if key != "others_gib"]
+    return [(title, max(0.0, budget[key]["value"])) for key, _letter, title in TERMS if key != "others_gib"]
 
 
 def _engine_gib(budget: Mapping[str, Any]) -> float:
-    return sum(size for _, size in _parts(budget))
+    return sum(size for _title, size in _parts(budget))
 
 
 def _small_bar(card: Card) -> str:
@@ -160,14 +160,14 @@ def _small_bar(card: Card) -> str:
         for title, size in _parts(budget):
             parts.append((f"{plan.get('name')}: {title}", size, first))
             first = ""
-    whole = max(card.total_gib, sum(size for _, size, _ in parts)) or 1.0
+    whole = max(card.total_gib, sum(size for _title, size, _extra in parts)) or 1.0
     spans = "".join(
         f'<span class="{extra}{_class(title.rpartition(": ")[2])}" style="width:{100 * size / whole:.2f}%" '
         f'title="{_text(title)} {size:.2f} GiB"></span>'
         for title, size, extra in parts
         if size > 0
     )
-    told = "; ".join(f"{title} {size:.1f} GiB" for title, size, _ in parts if size > 0) or "nothing in use"
+    told = "; ".join(f"{title} {size:.1f} GiB" for title, size, _extra in parts if size > 0) or "nothing in use"
     return f'<div class="bar small" role="img" aria-label="{_text(told)}">{spans}</div>'
 
 
@@ -176,7 +176,7 @@ def _class(title: str) -> str:
 
 
 def _legend(uncertain: bool = False) -> str:
-    items = "".join(f'<span><i class="{_class(title)}"></i>{title}</span>' for _, _, title in TERMS)
+    items = "".join(f'<span><i class="{_class(title)}"></i>{title}</span>' for _key, _letter, title in TERMS)
     items += '<span><i class="free"></i>free</span>'
     if uncertain:
         items += '<span><i class="range"></i>where the KV pool may begin</span>'
@@ -255,10 +255,10 @@ def _replicas(group: Group) -> Iterator[str]:
 
 
 def _card(labels: Sequence[str], budget: Mapping[str, Any]) -> str:
-    shares = [(title, max(0.0, budget[key]["value"])) for key, _, title in TERMS]
+    shares = [(title, max(0.0, budget[key]["value"])) for key, _letter, title in TERMS]
     whole = budget["total_gib"]["value"] or 1.0
     # What does not fit is longer than the card: then the bar shows all of it, and where the card ends.
-    longest = max(whole, sum(size for _, size in shares))
+    longest = max(whole, sum(size for _title, size in shares))
     spans = "".join(_part(title, size, longest) for title, size in shares if size > 0)
     spans += _between(budget, longest) if longest == whole else _beyond(whole / longest)
     pool = budget["kv_pool_gib"]["value"]
@@ -283,7 +283,7 @@ def _part(title: str, size: float, longest: float) -> str:
 def _between(budget: Mapping[str, Any], longest: float) -> str:
     """The hatched range in which the KV pool begins: its end is fixed, what is before it is predicted."""
     pool = budget["kv_pool_gib"]
-    end = sum(max(0.0, budget[key]["value"]) for key, _, _ in TERMS)
+    end = sum(max(0.0, budget[key]["value"]) for key, _letter, _title in TERMS)
     left, width = (end - pool["high"]) / longest, (pool["high"] - pool["low"]) / longest
     if width <= 0:
         return ""
@@ -299,7 +299,7 @@ def _beyond(share: float) -> str:
 
 def _derivation(budget: Mapping[str, Any]) -> str:
     terms = [("total_gib", "card"), ("free_gib", "free before the start"), ("requested_gib", "for vLLM")]
-    terms += [(key, title) for key, _, title in TERMS] + [("headroom_gib", "left free")]
+    terms += [(key, title) for key, _letter, title in TERMS] + [("headroom_gib", "left free")]
     head = '<tr><th>GiB</th><th class="number">expected</th><th class="number">from</th><th class="number">to</th>'
     rows = "".join(
         f"<tr><td>{title}</td>"

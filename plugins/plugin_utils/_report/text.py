@@ -166,7 +166,7 @@ def _memory(plan: Mapping[str, Any]) -> str:
         return ""
     lines = ["Memory of each card in GiB"]
     for cards, budget in alike(plan["budget"]):
-        lines += ["", *wrap(f"{', '.join(cards)}: {budget['name']}", "  "), f"  [{bar(budget)}]", *_terms(budget)]
+        lines += ["", *wrap(f"{', '.join(cards)}: {budget['name']}", "  "), f"  [{card_bar(budget)}]", *_terms(budget)]
     return "\n".join(lines)
 
 
@@ -176,23 +176,23 @@ def alike(budgets: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], Mapping
     for budget in budgets:
         figures = {key: value for key, value in budget.items() if key not in ("host", "gpu", "uuid")}
         label = f"{budget['host']} GPU {budget['gpu']}"
-        for labels, _, known in groups:
+        for labels, _budget, known in groups:
             if known == figures:
                 labels.append(label)
                 break
         else:
             groups.append(([label], budget, figures))
-    return [(labels, budget) for labels, budget, _ in groups]
+    return [(labels, budget) for labels, budget, _figures in groups]
 
 
-def bar(budget: Mapping[str, Any], width: int = BAR) -> str:
+def card_bar(budget: Mapping[str, Any], width: int = BAR) -> str:
     """One card as a row of letters, one for each part; '.' is free. Parts that are there have a letter at least.
 
     Where the parts are more than the card, all of them are shown, and '|' is the end of the card.
     """
-    sizes = [(letter, max(0.0, budget[key]["value"])) for key, letter, _ in TERMS]
+    sizes = [(letter, max(0.0, budget[key]["value"])) for key, letter, _title in TERMS]
     whole = budget["total_gib"]["value"] or 1.0
-    longest = max(whole, sum(size for _, size in sizes))
+    longest = max(whole, sum(size for _letter, size in sizes))
     cells = "".join(
         letter * max(round(size / longest * width), 1 if size / longest > 0.001 else 0) for letter, size in sizes
     )

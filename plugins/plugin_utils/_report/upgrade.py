@@ -89,7 +89,7 @@ def _gather(reports: Sequence[Mapping[str, Any]]) -> dict[Finding, list[str]]:
 def _merged_routes(findings: Sequence[Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
     routes: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        kind, _, route = finding["subject"].partition(": ")
+        kind, _colon, route = finding["subject"].partition(": ")
         if kind == "route":
             routes.setdefault((finding["severity"], finding["message"]), []).append(route)
         else:

@@ -83,9 +83,9 @@ class Page(HTMLParser):
         self.open, self.links, self.tags = [], [], []
         self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("href", "src")]
+        self.links += [value for name, value in attrs if name in ("href", "src")]
         if tag not in self.EMPTY:
             self.open.append(tag)
 

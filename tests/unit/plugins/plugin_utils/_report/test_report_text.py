@@ -13,7 +13,7 @@ from example_fleet import fleet, instances, planned
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._launch import docker_run
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report import explain
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.difference import differences
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.text import BAR, bar
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.text import BAR, card_bar
 
 PLANS = {f"{plan['name']}-{plan['hosts'][0]}": plan for plan in fleet()[0]}
 
@@ -55,11 +55,11 @@ def test_equal_cards_are_shown_once():
 
 def test_the_bar_shows_where_the_card_ends():
     fits, fails = planned("gpu01")[0]["budget"][0], planned("rtx4090")[0]["budget"][0]
-    assert len(bar(fits)) == len(bar(fails)) == BAR
-    assert "|" not in bar(fits) and bar(fits).endswith(".")
+    assert len(card_bar(fits)) == len(card_bar(fails)) == BAR
+    assert "|" not in card_bar(fits) and card_bar(fits).endswith(".")
     # The weights alone are more than the card: the mark is among them, at the card's share of all that is needed.
     needed = sum(fails[f"{term}_gib"]["value"] for term in ("weights", "activation", "non_torch", "cuda_graph"))
-    assert bar(fails).index("|") == int(fails["total_gib"]["value"] / needed * BAR)
+    assert card_bar(fails).index("|") == int(fails["total_gib"]["value"] / needed * BAR)
 
 
 def changed(plan, **changes):
