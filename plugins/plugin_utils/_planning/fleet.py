@@ -133,11 +133,21 @@ def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
         "image": instance.get("image"),
         "checkpoint": instance["path"] if isinstance(instance["path"], str) else None,
         "task": instance.get("task") or instance["checkpoint"].get("task"),
+        "smoke": _smoke(instance),
         "served_model_name": instance.get("served_model_name") or instance.get("name"),
         "address": address,
         "port": port,
         "endpoint": f"http://{address}:{port}",
     }
+
+
+def _smoke(instance: Mapping[str, Any]) -> str:
+    """The kind of request that proves the engine: what it is for; of a chat model only where it has a chat template."""
+    task = str(instance.get("task") or instance["checkpoint"].get("task") or "generate")
+    tokenizer = instance["checkpoint"].get("tokenizer") or {"chat_template": True}
+    if task == "generate":
+        return "chat" if tokenizer["chat_template"] else "completion"
+    return task
 
 
 def _checkpoint(instance: Mapping[str, Any], checkpoints: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import sys
 
 from .profile import Profile, load
 
-DEFAULT_VERSION = "1.17.8"
+DEFAULT_VERSION = "1.18.0"
 
 
 def _version(profile: Profile | None) -> str:
