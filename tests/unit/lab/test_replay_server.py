@@ -40,7 +40,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def metric(engine: Engine, name: str) -> float:
-    _, text = engine.request("GET", "/metrics")
+    _status, text = engine.request("GET", "/metrics")
     (line,) = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
     return float(line.rsplit(" ", 1)[1])
 
@@ -62,15 +62,15 @@ def test_other_paths_do_not_want_the_key(engine: Engine) -> None:
 
 def test_its_routes_exist_in_the_release_and_are_guarded_alike(engine: Engine) -> None:
     known = release("0.27.1").routes
-    _, listed = engine.request("GET", "/openapi.json")
+    _status, listed = engine.request("GET", "/openapi.json")
     for path, methods in listed["paths"].items():
         assert {method.upper() for method in methods} <= set(known[path]["methods"].split(", ")), path
-        status, _ = engine.request(next(iter(methods)).upper(), path, {})
+        status, _answer = engine.request(next(iter(methods)).upper(), path, {})
         assert (status == 401) is known[path]["guarded"], path
 
 
 def test_it_answers_the_same_to_the_same(engine: Engine) -> None:
-    answers = [engine.request("POST", "/v1/chat/completions", CHAT, KEY)[1] for _ in range(2)]
+    answers = [engine.request("POST", "/v1/chat/completions", CHAT, KEY)[1] for _time in range(2)]
     texts = {answer["choices"][0]["message"]["content"] for answer in answers}
     assert len(texts) == 1 and texts != {""}
     assert answers[0]["usage"]["completion_tokens"] == len(texts.pop().split())
@@ -91,8 +91,8 @@ def test_a_stream_says_the_same_as_a_whole_answer(path: str, piece: str, engine:
     request = {**CHAT, "prompt": "Say hello."}
     whole = engine.request("POST", path, request, KEY)[1]["choices"][0]
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    _, text = engine.request("POST", path, {**request, **options}, KEY)
-    *events, end, _ = text.split("\n\n")
+    _status, text = engine.request("POST", path, {**request, **options}, KEY)
+    *events, end, _rest = text.split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
     pieces = [chunk["choices"][0] for chunk in chunks[:-1]]
     said = "".join(one["delta"]["content"] if piece == "delta" else one["text"] for one in pieces)
@@ -152,7 +152,9 @@ def test_an_embedding_model_embeds(checkpoint: Path) -> None:
 def test_requests_wait_for_a_place_in_the_batch(checkpoint: Path) -> None:
     with Engine(checkpoint, "--max-num-seqs=1", seconds_per_token=0.2) as engine:
         engine.wait_until_it_serves()
-        threads = [threading.Thread(target=engine.request, args=("POST", "/v1/chat/completions", CHAT)) for _ in "abc"]
+        threads = [
+            threading.Thread(target=engine.request, args=("POST", "/v1/chat/completions", CHAT)) for _client in "abc"
+        ]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + SECONDS
@@ -194,7 +196,7 @@ def test_settings_can_be_those_of_one_instance(checkpoint: Path) -> None:
 def test_it_dies_after_some_requests_as_vllm_does(checkpoint: Path) -> None:
     with Engine(checkpoint, faults=[{"fault": "illegal_memory_access", "after_requests": 3}]) as engine:
         engine.wait_until_it_serves()
-        for _ in range(2):
+        for _time in range(2):
             assert engine.request("POST", "/v1/chat/completions", CHAT)[0] == 200
         assert engine.process.poll() is None
         engine.request("POST", "/v1/chat/completions", CHAT)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
+import socketserver
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -64,7 +66,7 @@ class Api:
         """Whether a request may pass without a key, or has one."""
         if not self._keys or not path.startswith(tuple(self._guarded)) or self.asked("no_key_check"):
             return True
-        scheme, _, key = (authorization or "").partition(" ")
+        scheme, _space, key = (authorization or "").partition(" ")
         return scheme.lower() == "bearer" and any(hmac.compare_digest(key.encode(), own.encode()) for own in self._keys)
 
     def error(self, refused: Refused) -> dict[str, Any]:
@@ -81,7 +83,12 @@ class Server(ThreadingHTTPServer):
     api: Api
 
     def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler, bind_and_activate=False)
+
+    def server_bind(self) -> None:
+        """Does not ask the DNS for the name of the address, as http.server would: hosts of the lab have none."""
+        socketserver.TCPServer.server_bind(self)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -167,9 +174,9 @@ def routes(api: Api) -> dict[str, dict[str, Callable[[Api, dict[str, Any]], Any]
     offered: dict[str, dict[str, Callable[[Api, dict[str, Any]], Any]]] = {
         "/health": {"GET": _health},
         "/ping": {"GET": _health, "POST": _health},
-        "/version": {"GET": lambda api, _: {"version": api.release}},
-        "/load": {"GET": lambda api, _: {"server_load": api.engine.counts.running}},
-        "/metrics": {"GET": lambda api, _: metrics.text(api.engine, api.release, api.settings["metrics"])},
+        "/version": {"GET": lambda api, request: {"version": api.release}},
+        "/load": {"GET": lambda api, request: {"server_load": api.engine.counts.running}},
+        "/metrics": {"GET": lambda api, request: metrics.text(api.engine, api.release, api.settings["metrics"])},
         "/openapi.json": {"GET": _openapi},
         "/tokenize": {"POST": _tokenize},
         "/v1/models": {"GET": _models},

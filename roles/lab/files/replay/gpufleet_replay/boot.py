@@ -15,7 +15,7 @@ from typing import Any
 from . import arguments, cards, checkpoint, memory, wording
 from .config import complete, layout
 from .faults import Failure, Faults, known
-from .log import bar
+from .log import progress_bar
 from .members import Members
 from .processes import Processes
 from .settings import Settings
@@ -57,7 +57,8 @@ class Boot:
         """Starts the engine. bind: takes the port of the API server, which raises OSError. Raises Failure."""
         refusal = self._configure()
         self.faults = Faults(self.settings, self.config)
-        self._act("starting", ("parser",))
+        if not refusal:
+            self._act("starting", ("parser",))
         self._introduce(bind)
         if refusal:
             raise refusal
@@ -243,7 +244,7 @@ class Boot:
     def _shard_bar(self, done: int, total: int, elapsed: float) -> None:
         rate = f"{done / elapsed:5.2f}it/s" if done and elapsed else "?it/s"
         left = f"{_clock(elapsed / done * (total - done))}" if done else "?"
-        bar(
+        progress_bar(
             f"Loading safetensors checkpoint shards: {100 * done // total:3d}% Completed | {done}/{total} "
             f"[{_clock(elapsed)}<{left}, {rate}]"
         )
@@ -345,7 +346,7 @@ class Boot:
             filled = f"{'█' * (10 * done // total):<10}"
             speed = f"{done / elapsed if elapsed else 0:.2f}it/s"
             text = f"{title}: {100 * done // total:3d}%|{filled}| {done}/{total} [{_clock(elapsed)}<00:00, {speed}]"
-            bar(text, "\n" if done == total else "\r")
+            progress_bar(text, "\n" if done == total else "\r")
 
     def _count_graphs(self) -> None:
         """Batch sizes for which vLLM captures a graph: 1, 2, 4, steps of 8 to 256, of 16 (before 0.12: 8) to 512."""

@@ -86,7 +86,7 @@ def _batch_defaults(card: Card, release: str) -> tuple[int, int]:
     rows = [row for row in _BATCHES if wording.since(release, row[3])]
     if "a100" in card.name.lower():
         rows = [row for row in rows if row[0] != 70]
-    _, tokens, sequences, _ = [row for row in rows if row[0] <= card.total_gib][-1]
+    _memory, tokens, sequences, _since = [row for row in rows if row[0] <= card.total_gib][-1]
     return tokens, sequences
 
 

@@ -53,6 +53,6 @@ class Log:
         write("".join(f"{self._prefix}{row}\n" for row in text.split("\n")))
 
 
-def bar(text: str, end: str = "\n") -> None:
+def progress_bar(text: str, end: str = "\n") -> None:
     """Writes one step of a progress bar, which has no label."""
     write(text + end)

@@ -156,13 +156,11 @@ class Members:
             try:
                 connection = socket.create_connection(address, max(deadline - time.monotonic(), 0.001))
                 break
-            except socket.gaierror:
-                failure = "leader_unresolved"
-            except OSError:
-                failure = "leader_unreachable"
-            if time.monotonic() + _RETRY_SECONDS >= deadline:
-                raise Failure(failure, timeout_ms=int(self._connect_timeout * 1000)) from None
-            time.sleep(_RETRY_SECONDS)
+            except OSError as error:
+                if time.monotonic() + _RETRY_SECONDS >= deadline:
+                    failure = "leader_unresolved" if isinstance(error, socket.gaierror) else "leader_unreachable"
+                    raise Failure(failure, timeout_ms=int(self._connect_timeout * 1000)) from None
+                time.sleep(_RETRY_SECONDS)
         peer = _Peer(connection, self._heartbeat_timeout, self._lose)
         peer.send(node_rank=self._config["node_rank"])
         self._peers.append(peer)

@@ -45,7 +45,8 @@ class Processes:
             name: wording.of_release(spans, release)[0] for name, spans in wording.data("wording")["labels"].items()
         }
         self.api = Log(release, None if headless or not labels["api"] else f"{labels['api']} pid={pid}", debug)
-        engine = None if headless or not labels["engine"] else f"{labels['engine']} pid={pid + 39}"
+        self._core = labels["engine"] or "EngineCore_0"
+        engine = None if headless or not labels["engine"] else f"{self._core} pid={pid + 39}"
         self.engine = Log(release, engine, debug)
         first = config["node_rank"] * config["local_world_size"]
         self.ranks = list(range(first, first + config["local_world_size"]))
@@ -129,12 +130,12 @@ class Processes:
     def _end_in_worker_dies(self, ending: _Ending) -> int:
         self._worker_of(ending).raw(ending.said)
         if not self._own:
-            return self._end_api("{'EngineCore': -6}")
+            return self._end_api({self._core: -6})
         self.engine.line("worker_died", rank=ending.failure.rank or self.ranks[0], exit_code=-6)
         return self._end_engine(_traceback(_CORE, "RuntimeError: cancelled"))
 
     def _end_in_engine_killed(self, ending: _Ending) -> int:
-        return self._end_api("{'EngineCore': -9}")
+        return self._end_api({self._core: -9})
 
     def _before(self, ending: _Ending) -> None:
         """What vLLM says itself before it raises PyTorch's exception."""
@@ -147,10 +148,10 @@ class Processes:
             self.engine.raw(traceback)
             return 1
         self.engine.exception("engine_failed", traceback)
-        self.engine.raw(f"Process EngineCore:\n{traceback}")
-        return self._end_api("{}")
+        self.engine.raw(f"Process {self._core}:\n{traceback}")
+        return self._end_api({})
 
-    def _end_api(self, failed: str) -> int:
+    def _end_api(self, failed: dict[str, int]) -> int:
         said = f"RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {failed}"
         self.api.raw(_traceback(_CLIENT, said))
         return 1

@@ -83,5 +83,5 @@ class Settings:
 def _fault(entry: Any) -> dict[str, Any]:
     if isinstance(entry, dict):
         return entry
-    name, _, condition = str(entry).partition(" when ")
+    name, _when, condition = str(entry).partition(" when ")
     return {"fault": name, "when": condition} if condition else {"fault": name}
