@@ -172,14 +172,26 @@ def test_a_port_of_the_leader_that_is_taken_is_named(checkpoint: Path) -> None:
             assert diagnose(leader.log)[0]["class"] == "port_in_use"
 
 
+def connect(port: int, seconds: float = 30) -> socket.socket:
+    """A connection to the leader, as soon as it listens."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=seconds)
+        except ConnectionRefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+
+
 def test_strangers_and_doubles_are_not_taken_for_members(checkpoint: Path) -> None:
     span = Span(checkpoint, 3)
     with span.member(0) as leader, span.member(1) as other:
         other.wait_for_line("headless multiproc executor")
-        time.sleep(0.3)
-        with socket.create_connection(("127.0.0.1", span.port)) as stranger:
+        with connect(span.port) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(1) == b""
+        time.sleep(0.5)  # a member that was too early for the leader tries again before
         with span.member(1) as double:
             assert double.exit_code() == 1
         with span.member(2):
