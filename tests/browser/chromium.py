@@ -85,7 +85,7 @@ class Browser:
             if not received:
                 raise RuntimeError(f"the browser ended with {self._process.wait()}")
             self._rest += received
-        line, _, self._rest = self._rest.partition(b"\0")
+        line, _nul, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         if "method" in message:
             self.events.append(message)

@@ -68,11 +68,11 @@ def test_a_host_that_is_able(host):
 
 
 def test_a_driver_that_does_not_work_is_named_and_nothing_changes(host):
-    shell(host, f"cp {PROFILE} /root/profile && cat /usr/share/gpufleet-driver/profiles/mismatch.json > {PROFILE}")
+    shell(host, f"cp {PROFILE} /var/tmp/profile && cat /usr/share/gpufleet-driver/profiles/mismatch.json > {PROFILE}")
     try:
         code, changes, output = check(host, "--extra-vars", "vllm_host_configure_runtime=true")
     finally:
-        shell(host, f"cat /root/profile > {PROFILE} && rm /root/profile")
+        shell(host, f"cat /var/tmp/profile > {PROFILE} && rm /var/tmp/profile")
     assert code != 0 and changes == 0
     assert f"{host} cannot run this: 1 failed" in output
     assert "kernel module and the driver library are of different versions" in output
@@ -91,7 +91,9 @@ def test_a_port_that_is_taken_is_named_with_its_owner(host):
 
 
 def test_the_runtime_is_registered_when_the_variable_says_so(host):
-    take_away = f"cp {DAEMON} /root/ && echo '{{\"runtimes\": {{}}}}' > {DAEMON} && systemctl reload docker && sleep 1"
+    take_away = (
+        f"cp {DAEMON} /var/tmp/ && echo '{{\"runtimes\": {{}}}}' > {DAEMON} && systemctl reload docker && sleep 1"
+    )
     if "containers run" in shell(
         host, f"if docker ps -q | grep . ; then echo containers run; else {take_away}; fi; true"
     ):
@@ -102,7 +104,8 @@ def test_the_runtime_is_registered_when_the_variable_says_so(host):
         refused, fixed, again = check(host), check(host, "--diff", *allow), check(host, *allow)
     finally:
         shell(
-            host, f"cat /root/daemon.json > {DAEMON} && rm -f {DAEMON}.*~ /root/daemon.json && systemctl reload docker"
+            host,
+            f"cat /var/tmp/daemon.json > {DAEMON} && rm -f {DAEMON}.*~ /var/tmp/daemon.json && systemctl reload docker",
         )
     assert refused[0] != 0 and refused[1] == 0
     assert "set vllm_host_configure_runtime to true" in refused[2]

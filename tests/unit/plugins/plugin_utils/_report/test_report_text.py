@@ -31,7 +31,7 @@ def test_no_line_is_longer_than_100_columns(plan):
 def test_the_verdict_is_first_and_the_host_is_named(plan):
     text = explain(plan)
     assert text.startswith(plan["verdict"].replace("_", " ").upper() + f": {plan['name']} on vLLM ")
-    assert plan["hosts"][0] in text.split("\n\n")[0]
+    assert plan["hosts"][0] in text.split("\n\n", maxsplit=1)[0]
 
 
 def test_what_has_no_interval_shows_none():
