@@ -49,7 +49,7 @@ def image_of(image: str, target: str) -> str:
     if ":" in target or "/" in target:
         return target
     repository = image.partition("@")[0].rpartition(":")[0] or image
-    return f"{repository}:{target if target.startswith('v') else 'v' + target}"
+    return f"{repository}:{'v' if target[:1].isdigit() else ''}{target}"
 
 
 def _report(

@@ -17,7 +17,7 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._upgrade import imag
 
 plan_upgrade, explain = FilterModule().filters()["plan_upgrade"], ExplainModule().filters()["explain"]
 
-FACTS = Path(__file__).resolve().parents[4] / "inventories/example/facts"
+FACTS = Path(__file__).resolve().parents[4] / "inventories/example_facts"
 PATH = "/data/models/Qwen3-8B"
 
 

@@ -15,6 +15,7 @@ import yaml
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan_instances
 
 EXAMPLE = Path(__file__).resolve().parents[5] / "inventories/example"
+FACTS = EXAMPLE.parent / "example_facts"
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def instances(host: str) -> list[dict[str, Any]]:
 
 
 def facts(host: str) -> dict[str, Any]:
-    return json.loads((EXAMPLE / f"facts/{host}.json").read_text(encoding="utf-8"))
+    return json.loads((FACTS / f"{host}.json").read_text(encoding="utf-8"))
 
 
 def planned(host: str, given: list[dict[str, Any]] | None = None, **more: Any) -> list[dict[str, Any]]:

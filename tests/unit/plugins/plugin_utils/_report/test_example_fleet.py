@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_fleet import EXAMPLE, facts, fleet, instances, planned
+from example_fleet import EXAMPLE, FACTS, facts, fleet, instances, planned
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import serve_args
@@ -24,7 +24,7 @@ def arguments(plan):
 
 def test_every_host_has_facts_and_every_verdict_is_shown():
     plans, hosts = fleet()
-    assert {path.stem for path in (EXAMPLE / "facts").glob("*.json")} == set(hosts)
+    assert {path.stem for path in (FACTS).glob("*.json")} == set(hosts)
     assert {plan["verdict"] for plan in plans} == {"fits", "fits_reduced", "does_not_fit", "unsupported"}
 
 
@@ -118,7 +118,7 @@ def test_the_figures_of_the_guide_are_those_of_the_plans():
     """The guide's table of the fleet says what the plans say; a new calibration may move the figures a little."""
     text = GUIDE.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w.-]+)` \|.*\| ([^|]+) \|$", text, re.MULTILINE))
-    plans, _ = fleet()
+    plans, _facts = fleet()
     for plan in plans:
         if plan["verdict"] in ("fits", "fits_reduced"):
             told = re.fullmatch(r"about ([\d,]+) tokens", rows[plan["name"]])
