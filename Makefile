@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
-STAGES := lint unit browser docs-lint changelog-lint sanity artifact matrix molecule
+STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix molecule
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -76,6 +76,10 @@ ansible-lint: venv-test
 .PHONY: unit
 unit: venv-test ## pytest of tests/unit
 	@pytest
+
+.PHONY: playbooks
+playbooks: venv-test ## The playbooks that plan, with recorded facts of hosts that do not exist
+	@pytest tests/integration/planning
 
 .PHONY: browser
 browser: venv-test ## The page of the fleet in a headless Chromium, which is installed on Debian if it is missing
