@@ -1,0 +1,115 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the page of a fleet holds. How it looks is tested in a browser: tests/browser."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+from example_fleet import fleet, planned
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report import fleet_page
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.fleet import (
+    attention_of,
+    cards_of,
+    groups_of,
+)
+
+PLANS, HOSTS = fleet()
+
+
+def figures(page):
+    """The tiles at the top: title, number, note."""
+    return {
+        title: (int(number), note)
+        for title, number, note in re.findall(r"<dt>([^<]+)</dt><dd[^>]*>(\d+)<small>([^<]*)</small>", page)
+    }
+
+
+def test_the_same_input_gives_the_same_bytes():
+    assert fleet_page(copy.deepcopy(PLANS), copy.deepcopy(HOSTS)) == fleet_page(PLANS, HOSTS)
+
+
+def test_the_fleet_in_numbers():
+    page = fleet_page(PLANS, HOSTS)
+    assert figures(page) == {
+        "Hosts": (8, ""),
+        "GPUs": (11, "3 idle"),
+        "Instances": (9, ""),
+        "Fits": (6, ""),
+        "Fits reduced": (1, ""),
+        "Does not fit": (1, ""),
+        "Unsupported": (1, ""),
+    }
+
+
+def test_replicas_are_told_once_and_other_figures_apart():
+    replicas = [plan for plan in PLANS if plan["name"] == "qwen"]
+    assert [group.hosts for group in groups_of(replicas)] == [["gpu01", "gpu02"]]
+    other = copy.deepcopy(replicas[1])
+    other["budget"][0]["free_gib"]["value"] -= 1
+    assert [group.hosts for group in groups_of([replicas[0], other])] == [["gpu01"], ["gpu02"]]
+
+
+def test_a_card_holds_what_the_plans_give_it_and_no_more():
+    cards = cards_of(PLANS, HOSTS)
+    shared = cards["gpu04"][0]
+    assert [plan["name"] for plan, _ in shared.takers] == ["embedding", "assistant"]
+    # What the second instance sees of others is not counted again as others of the card.
+    assert shared.others_gib == pytest.approx(9000 / 1024, abs=0.01)
+    assert [card.idle for card in cards["h100-pair"]] == [True, True]
+    assert not any(card.idle for card in cards["gpu03"])
+
+
+def test_cards_are_known_from_plans_where_facts_are_not_given():
+    cards = cards_of(PLANS, {})
+    assert [len(cards[host]) for host in ("gpu01", "gpu03", "h100-pair")] == [1, 2, 0]
+
+
+def test_a_card_of_others_is_not_idle():
+    gpu = {"index": 0, "uuid": "GPU-x", "name": "GPU", "memory_total_mib": 24576, "memory_used_by_others_mib": 20000}
+    (card,) = cards_of([], {"gpu1": {"gpus": [gpu]}})["gpu1"]
+    assert not card.idle
+
+
+def test_the_worst_comes_first():
+    hosts = {
+        **HOSTS,
+        "lost": {},
+        "broken": {"gpus": [], "errors": [{"message": "GPU 3 is lost", "next_step": "reboot"}]},
+    }
+    found = [(item.level, item.subject, item.hosts) for item in attention_of(groups_of(PLANS), hosts)]
+    assert found == [
+        ("bad", "No plan", ("lost",)),
+        ("bad", "Driver or GPU", ("broken",)),
+        ("bad", "glm", ("h100-pair",)),
+        ("bad", "distill", ("rtx4090",)),
+        ("fair", "assistant", ("gpu04",)),
+    ]
+
+
+def test_nothing_to_warn_of_is_said():
+    plans = planned("gpu01")
+    page = fleet_page(plans, {"gpu01": HOSTS["gpu01"]})
+    assert "None. Every instance fits as asked." in page
+
+
+def test_a_pool_that_is_missing_is_shown_as_missing():
+    page = fleet_page(planned("rtx4090"), {})
+    assert "GiB too little" in page
+    assert 'class="beyond"' in page
+
+
+def test_names_are_escaped_wherever_they_come_from():
+    bad = "<script>alert(1)</script>"
+    plan = copy.deepcopy(planned("gpu04"))
+    for item in plan:
+        item.update(name=f"{bad}{item['name']}", warnings=[bad], hosts=[bad], devices={bad: ["GPU"]})
+        item["budget"][0].update(host=bad, name=bad)
+        item["arguments"][0].update(value=bad, why=bad, cost=bad)
+    facts = {"driver_version": bad, "gpus": [{"index": 0, "uuid": "x", "name": bad, "memory_total_mib": 1}]}
+    page = fleet_page(plan, {bad: {**facts, "errors": [{"message": bad, "next_step": bad}]}})
+    assert "<script" not in page
