@@ -73,16 +73,15 @@ def _place(plan: Mapping[str, Any]) -> Iterator[str]:
     parallel, budget = plan["parallel"], plan["budget"]
     if not parallel or not budget:
         return
-    verb = "Would need" if plan["verdict"] == "does_not_fit" else "Runs on"
-    cards = {f"{item['host']} GPU {item['gpu']}": item["name"] for item in budget}
-    kinds = ", ".join(dict.fromkeys(cards.values()))
-    tensor, pipeline = parallel["tensor_parallel_size"], parallel["pipeline_parallel_size"]
-    how = [f"tensor parallel {tensor}"] * (tensor > 1) + [f"pipeline parallel {pipeline}"] * (pipeline > 1)
-    divided = f"; divided by {' and '.join(how)}" if how else ""
-    if verb == "Would need":
+    cards = [f"{item['host']} GPU {item['gpu']}" for item in budget]
+    kinds = ", ".join(dict.fromkeys(item["name"] for item in budget))
+    sizes = (("tensor parallel", "tensor_parallel_size"), ("pipeline parallel", "pipeline_parallel_size"))
+    how = " and ".join(f"{words} {parallel[size]}" for words, size in sizes if parallel[size] > 1)
+    divided = f"; divided by {how}" if how else ""
+    if plan["verdict"] == "does_not_fit":
         yield f"{count(len(cards), 'GPU')} ({kinds}) tried on {', '.join(plan['devices'])}: not enough{divided}"
-        return
-    yield f"{verb} {', '.join(cards)} ({kinds}){divided}"
+    else:
+        yield f"Runs on {', '.join(cards)} ({kinds}){divided}"
 
 
 def _service(plan: Mapping[str, Any]) -> Iterator[str]:
