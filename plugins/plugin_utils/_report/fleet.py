@@ -106,13 +106,22 @@ def cards_of(plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def _known_cards(host: str, facts: Mapping[str, Any]) -> dict[str, Card]:
+    """The GPUs of a host by UUID; of a divided one its MIG devices, which are what an engine takes."""
     known = {}
     for gpu in facts.get("gpus") or ():
-        total = (gpu.get("memory_total_mib") or 0) / MIB_IN_GIB
-        others = (gpu.get("memory_used_by_others_mib") or 0) / MIB_IN_GIB
-        key = str(gpu.get("uuid") or gpu.get("index"))
-        known[key] = Card(host, gpu.get("index"), str(gpu.get("name") or "GPU"), total, others)
+        name, others = str(gpu.get("name") or "GPU"), gpu.get("memory_used_by_others_mib")
+        for device in (gpu.get("mig") or {}).get("instances") or ():
+            whole = " ".join([name, "MIG", *([str(device["profile"])] if device.get("profile") else [])])
+            key = str(device.get("uuid"))
+            known[key] = _known_card(host, gpu, whole, device.get("memory_total_mib"), device.get("memory_used_mib"))
+        if not (gpu.get("mig") or {}).get("instances"):
+            key = str(gpu.get("uuid") or gpu.get("index"))
+            known[key] = _known_card(host, gpu, name, gpu.get("memory_total_mib"), others)
     return known
+
+
+def _known_card(host: str, gpu: Mapping[str, Any], name: str, total_mib: int | None, others_mib: int | None) -> Card:
+    return Card(host, gpu.get("index"), name, (total_mib or 0) / MIB_IN_GIB, (others_mib or 0) / MIB_IN_GIB)
 
 
 def _planned_card(budget: Mapping[str, Any]) -> Card:

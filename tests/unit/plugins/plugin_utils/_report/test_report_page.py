@@ -75,6 +75,19 @@ def test_a_card_of_others_is_not_idle():
     assert not card.idle
 
 
+def test_a_divided_card_is_shown_as_its_mig_devices():
+    instances = [{"uuid": f"MIG-{number}", "profile": "3g.40gb", "memory_total_mib": 40448} for number in range(2)]
+    gpu = {
+        "index": 0,
+        "uuid": "GPU-x",
+        "name": "NVIDIA A100",
+        "memory_total_mib": 81920,
+        "mig": {"instances": instances},
+    }
+    cards = cards_of([], {"gpu1": {"gpus": [gpu]}})["gpu1"]
+    assert [(card.index, card.name, card.total_gib) for card in cards] == [(0, "NVIDIA A100 MIG 3g.40gb", 39.5)] * 2
+
+
 def test_the_worst_comes_first():
     hosts = {
         **HOSTS,
