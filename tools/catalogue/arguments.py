@@ -201,7 +201,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, EnumMember):
         return value.value if isinstance(value.value, str | int) else value.name
     if isinstance(value, Instance):
-        return _plain(value.attributes) if value.cls.is_dataclass else None
+        if value.content is not None:
+            return _plain(value.content)
+        return _plain(value.attributes) if value.cls.is_config else None
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

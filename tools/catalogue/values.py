@@ -68,6 +68,8 @@ SAFE_BUILTINS = {
 }
 
 
+# Python's own containers: an object of an interpreted class that derives from one of them has that one's content.
+CONTAINERS = (dict, list, set, frozenset, tuple)
 # ``X | Y`` of interpreted classes, which are no types to Python.
 UNION: Any = typing.Union
 
@@ -116,11 +118,15 @@ class Opaque:
 
 
 class Instance:
-    """An object of an interpreted class: constructor arguments and attributes, no behaviour of its own."""
+    """An object of an interpreted class: constructor arguments and attributes, no behaviour of its own.
 
-    def __init__(self, cls: ClassValue, kwargs: dict[str, Any] | None = None) -> None:
+    ``content`` is what an object of a subclass of Python's own containers holds, None for all others.
+    """
+
+    def __init__(self, cls: ClassValue, kwargs: dict[str, Any] | None = None, content: Any = None) -> None:
         self.cls = cls
         self.attributes = dict(kwargs or {})
+        self.content = content
 
     def __repr__(self) -> str:
         return f"{self.cls.name}(...)"
@@ -254,6 +260,17 @@ class ClassValue:
         return own or any(base.is_dataclass for base in self.mro[1:])
 
     @functools.cached_property
+    def is_config(self) -> bool:
+        """Whether its objects are settings by name: dataclasses and pydantic's models."""
+        return self.is_dataclass or any(repr(base) == "pydantic.BaseModel" for cls in self.mro for base in cls.bases)
+
+    @functools.cached_property
+    def container(self) -> type | None:
+        """The container of Python's own that the class derives from."""
+        bases = [base for cls in self.mro for base in cls.bases]
+        return next((base for base in bases if isinstance(base, type) and issubclass(base, CONTAINERS)), None)
+
+    @functools.cached_property
     def is_enum(self) -> bool:
         return any(
             "Enum" in (base.path if isinstance(base, Opaque) else getattr(base, "name", ""))
@@ -336,6 +353,8 @@ class ClassValue:
         return [self.get(name) for name in self.member_names]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.container is not None:
+            return Instance(self, content=self.container(*args, **kwargs))
         names = (
             [
                 name

@@ -17,7 +17,7 @@ sys.path.insert(0, str(TOOL))
 
 import intervals  # noqa: E402
 import store  # noqa: E402
-from arguments import arguments  # noqa: E402
+from arguments import arguments, describe  # noqa: E402
 from interpreter import Interpreter  # noqa: E402
 from registries import architectures, batch_defaults, environment_variables  # noqa: E402
 from release_source import open_release  # noqa: E402
@@ -30,6 +30,7 @@ SOURCES = {
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 import torch
+from pydantic import BaseModel, Field
 
 DType = Literal["auto", "bfloat16"]
 
@@ -40,6 +41,29 @@ def get_attr_docs(cls):
 class EplbConfig:
     window: int = 1000
     def grow(self): ...
+
+class DummyOptions(dict[str, int]):
+    def get_size(self): ...
+
+class Names(DummyOptions): ...
+
+class SampledNames(list[str]): ...
+
+class TracingConfig(BaseModel):
+    level: int = 1
+
+class NotSet: ...
+
+@dataclass
+class FactoryConfig:
+    a_dataclass: EplbConfig = Field(default_factory=EplbConfig)
+    a_dictionary: DummyOptions = Field(default_factory=DummyOptions)
+    a_filled_dictionary: Names = field(default_factory=lambda: Names(image=1))
+    a_list: SampledNames = field(default_factory=lambda: SampledNames(["a"]))
+    a_model: TracingConfig = Field(default_factory=TracingConfig)
+    a_mark: object = field(default_factory=NotSet)
+    an_own_dictionary: dict[str, int] = field(default_factory=dict)
+    an_own_set: set[str] = field(default_factory=lambda: {"b", "a"})
 
 @dataclass
 class BaseConfig:
@@ -233,6 +257,22 @@ def test_arguments_are_what_the_source_builds(source: Interpreter) -> None:
     assert found["eager"]["kind"] == "boolean"
     assert found["old"]["deprecated"] is True
     assert (found["headless"]["flags"], found["headless"]["serve_only"]) == (["--headless", "-H"], True)
+
+
+def test_an_object_made_by_a_factory_stands_as_its_content(source: Interpreter) -> None:
+    get_kwargs = source.required_module("vllm.arg_utils").get("get_kwargs")
+    options = get_kwargs(source.required_module("vllm.config").get("FactoryConfig"))
+    defaults = {name: describe({"flags": (f"--{name}",), "group": "", **options[name]})["default"] for name in options}
+    assert defaults == {
+        "a_dataclass": {},
+        "a_dictionary": {},
+        "a_filled_dictionary": {"image": 1},
+        "a_list": ["a"],
+        "a_model": {},
+        "a_mark": None,
+        "an_own_dictionary": {},
+        "an_own_set": ["a", "b"],
+    }
 
 
 def test_registries(source: Interpreter) -> None:
