@@ -57,7 +57,7 @@ def test_replicas_are_told_once_and_other_figures_apart():
 def test_a_card_holds_what_the_plans_give_it_and_no_more():
     cards = cards_of(PLANS, HOSTS)
     shared = cards["gpu04"][0]
-    assert [plan["name"] for plan, _ in shared.takers] == ["embedding", "assistant"]
+    assert [plan["name"] for plan, _budget in shared.takers] == ["embedding", "assistant"]
     # What the second instance sees of others is not counted again as others of the card.
     assert shared.others_gib == pytest.approx(9000 / 1024, abs=0.01)
     assert [card.idle for card in cards["h100-pair"]] == [True, True]
