@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from .changes import changes
 from .matrix import matrix
-from .releases import Argument, Release, UnknownRelease, known_releases, release
+from .releases import (
+    Argument,
+    Release,
+    UnknownRelease,
+    format_releases,
+    known_releases,
+    release,
+    releases_with_architecture,
+)
 from .serve_args import ArgumentProblem, serve_args
 from .upgrade_report import upgrade_report
 
@@ -23,9 +31,11 @@ __all__ = [
     "Release",
     "UnknownRelease",
     "changes",
+    "format_releases",
     "known_releases",
     "matrix",
     "release",
+    "releases_with_architecture",
     "serve_args",
     "upgrade_report",
 ]

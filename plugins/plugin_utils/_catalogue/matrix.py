@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .releases import Release, _data, format_releases, known_releases
+from .releases import Release, _data, format_releases, known_releases, releases_with_architecture
 from .releases import release as find_release
 
 BFLOAT16_CAPABILITY = 8.0  # vllm/platforms/cuda.py: supported_dtypes
@@ -203,7 +203,7 @@ def architecture_row(release: Release, checkpoint: Mapping[str, Any]) -> Row:
             else f"is registered ({task})"
         )
         return _row("architecture", status, f"{found[0]} {how} in {release}")
-    knowing = [version for version in known_releases() if find_release(version).supports_architecture(names[0])]
+    knowing = releases_with_architecture(names[0])
     if knowing:
         return _row(
             "architecture", "unsupported", f"{release} does not know {names[0]}; known to {format_releases(knowing)}"

@@ -57,7 +57,7 @@ def value_at(spans: Iterable[list[Any]], version: str, default: Any = None) -> A
 
 
 def format_releases(versions: Iterable[str]) -> str:
-    """``["0.9.0", "0.9.0.1", "0.12.0"]`` as ``v0.9.0 - v0.9.0.1, v0.12.0``; an open end as ``from v0.31.0``."""
+    """``["0.9.0", "0.9.0.1", "0.12.0"]`` as ``v0.9.0 - v0.9.0.1, v0.12.0``; an open end as ``v0.31.0 and newer``."""
     positions = _positions()
     runs: list[list[str]] = []
     for version in versions:
@@ -67,7 +67,7 @@ def format_releases(versions: Iterable[str]) -> str:
             runs.append([version, version])
     newest = known_releases()[-1]
     texts = [
-        f"from v{first}"
+        f"v{first} and newer"
         if last == newest and first != last
         else f"v{first}"
         if first == last
@@ -401,3 +401,8 @@ def _tag_suffix(number: str, text: str) -> str:
         tags = ", ".join(f"v{number}" + (f"-{item}" if item else "") for item in known)
         raise UnknownRelease(f"the image tag suffix '-{suffix}' is not known for vLLM v{number}; known tags: {tags}")
     return suffix
+
+
+def releases_with_architecture(name: str) -> list[str]:
+    """Every release that registers the architecture, oldest first."""
+    return [version for version in known_releases() if release(version).supports_architecture(name)]

@@ -120,7 +120,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     workload = read_workload(instance)
     read = read_hosts(hosts, instance)
     shape = dimensions(checkpoint)
-    task = str(instance.get("task") or checkpoint.get("task") or "generate")
+    task = read_task(instance, checkpoint, pins)
     precision = choose_precision(shape, checkpoint, read, release, pins)
     cards = list(dict.fromkeys(gpu.name for host in read for gpu in host.gpus))
     extras, extra_warnings = read_extras(checkpoint, pins)
@@ -172,6 +172,22 @@ def read_release(instance: Mapping[str, Any], name: str) -> Release:
         return find_release(text)
     except UnknownRelease as error:
         raise InstanceError(name, variable, text, "names no release that can be planned", str(error)) from None
+
+
+def read_task(instance: Mapping[str, Any], checkpoint: Mapping[str, Any], pins: Pins) -> str:
+    """What the engine will do. Pinned arguments win, as vLLM obeys them: --task, later --runner and --convert.
+
+    A pinned conversion makes the engine pool by itself (vllm/config/model.py, _get_runner_type).
+    """
+    asked = str(instance.get("task") or checkpoint.get("task") or "generate")
+    runner, convert = pins.text("runner"), pins.text("convert")
+    if pins.text("task"):
+        return str(pins.text("task"))
+    if runner and runner != "pooling":
+        return runner
+    if convert in POOLING_TASKS:
+        return str(convert)
+    return "pooling" if runner and asked not in POOLING_TASKS else asked
 
 
 def _headroom(instance: Mapping[str, Any], name: str) -> int | None:

@@ -26,6 +26,8 @@ from .search import (
 )
 
 MOST_GPUS = 64
+GPUS_OF_A_HOST = 8
+"""The most that hosts are commonly built with; more GPUs than that are thought of as several hosts."""
 
 Decision = dict[str, Any]
 
@@ -44,6 +46,15 @@ def _decision(step: int, decision: str, why: str, cost: str) -> Decision:
 
 def _parallel(case: Case, choice: Choice) -> Iterator[Decision]:
     layout = choice.start.layout
+    if not choice.fits:
+        yield _decision(
+            1,
+            f"does not fit on {_count(layout.size, 'GPU')} (tensor parallel {layout.tensor_parallel_size}, "
+            f"pipeline parallel {layout.pipeline_parallel_size})",
+            _breakdown(case, choice),
+            "nothing is started",
+        )
+        return
     if "tensor_parallel_size" in case.pins or "pipeline_parallel_size" in case.pins:
         return
     if layout.size == 1:
@@ -124,7 +135,7 @@ def _larger_division(case: Case, choice: Choice, idle: tuple[Gpu, ...]) -> Itera
     """One engine over twice the cards against two engines: KV gained, communication paid; to be measured by tuning."""
     layout, start = choice.start.layout, choice.start
     size = 2 * layout.tensor_parallel_size
-    pinned = {"tensor_parallel_size", "kv_cache_memory_bytes"} & set(case.pins.values)
+    pinned = "tensor_parallel_size" in case.pins or "kv_cache_memory_bytes" in case.pins
     apart = layout.pipeline_parallel_size > 1 or any(gpu.divided for gpu in idle)
     if pinned or apart or division_faults(case.shape, size):
         return
@@ -199,22 +210,40 @@ def _no_layout(case: Case) -> str:
 
 
 def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
-    """The smallest tensor parallel size on cards of the best kind here that keeps every promise."""
-    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(case.pins.values):
-        return
+    """The fewest cards of the best kind here that keep every promise: on one host, then as stages over several."""
     largest = max((gpu for host in case.hosts for gpu in host.gpus), key=lambda gpu: gpu.free_bytes)
-    size = 2
-    while size <= MOST_GPUS:
-        if size > choice.start.layout.size and not division_faults(case.shape, size):
-            imagined = tuple(_copy(largest, number) for number in range(size))
-            if choose_settings(case, Layout(size, 1, imagined)).reduced is False:
-                yield f"{size} GPUs like {largest.name} on one host (tensor_parallel_size {size})"
-                return
-        size *= 2
+    per_host = max(GPUS_OF_A_HOST, *(len(host.gpus) for host in case.hosts))
+    expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
+    pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    for tensor, stages in _sizes_to_imagine(case, per_host, expert_parallel):
+        if tensor * stages <= choice.start.layout.size:
+            continue
+        imagined = tuple(_copy(largest, rank % tensor, rank // tensor) for rank in range(tensor * stages))
+        if choose_settings(case, Layout(tensor, stages, imagined)).reduced is False:
+            yield _imagined_gpus(largest.name, tensor, stages) + (" in place of the pinned sizes" if pinned else "")
+            return
 
 
-def _copy(gpu: Gpu, number: int) -> Gpu:
-    return replace(gpu, index=number, uuid=f"imagined-{number}")
+def _sizes_to_imagine(case: Case, per_host: int, expert_parallel: bool) -> Iterator[tuple[int, int]]:
+    """(tensor, pipeline): powers of two within a host, then the largest of them on each of several hosts."""
+    powers = [2**power for power in range(1, per_host.bit_length()) if 2**power <= per_host]
+    tensors = [size for size in powers if not division_faults(case.shape, size, expert_parallel)]
+    yield from ((size, 1) for size in tensors)
+    most = max(tensors, default=1)
+    yield from ((most, hosts) for hosts in range(2, min(MOST_GPUS // most, case.shape.num_layers or 1) + 1))
+
+
+def _imagined_gpus(name: str, tensor: int, stages: int) -> str:
+    if stages == 1:
+        return f"{tensor} GPUs like {name} on one host (tensor_parallel_size {tensor})"
+    each = _count(tensor, "GPU")
+    return (
+        f"{stages} hosts with {each} like {name} each (tensor_parallel_size {tensor}, pipeline_parallel_size {stages})"
+    )
+
+
+def _copy(gpu: Gpu, index: int, host: int) -> Gpu:
+    return replace(gpu, index=index, host_index=host, uuid=f"imagined-{host}-{index}")
 
 
 def _less_context(case: Case, choice: Choice) -> Iterator[str]:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._catalogue import format_releases, releases_with_architecture
 from .arguments import arguments_of
 from .case import Case, Goal, basis_of, fingerprint, read_case
 from .current import keep_current
@@ -81,10 +82,7 @@ def unsupported_rules(case: Case) -> list[str]:
     rules = [str(error["message"]) for error in case.errors]
     name = case.shape.architecture
     if not case.release.supports_architecture(name) and not case.pins.text("model_impl"):
-        rules.append(
-            f"architecture: vLLM {case.release} does not know {name}; take a release that does, or one with a "
-            "Transformers fallback (model_impl: transformers)"
-        )
+        rules.append(_unknown_architecture(case, name))
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
     tensor = case.pins.integer("tensor_parallel_size")
     if tensor and tensor > 1:
@@ -94,6 +92,15 @@ def unsupported_rules(case: Case) -> list[str]:
         names = ", ".join(host.name for host in case.hosts) or "no host"
         rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
     return rules
+
+
+def _unknown_architecture(case: Case, name: str) -> str:
+    knowing = releases_with_architecture(name)
+    known = f"known to {format_releases(knowing)}" if knowing else "no release of the catalogue does"
+    return (
+        f"architecture: vLLM {case.release} does not know {name} ({known}); take a release that does, or one with a "
+        "Transformers fallback (model_impl: transformers)"
+    )
 
 
 def _describe(case: Case, choice: Choice | None, verdict: str, needs: Sequence[str]) -> Plan:

@@ -67,7 +67,7 @@ def _judge(
     checkpoint: Mapping[str, Any], hosts: Sequence[Host], release: Release, pins: Pins, dtype: str | None
 ) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """The catalogue's matrix of image, host and checkpoint: what is refused, what costs something, what is unknown."""
-    engine_args = {**pins.values, **({"dtype": dtype} if dtype else {})}
+    engine_args = {**pins.extra, **pins.values, **({"dtype": dtype} if dtype else {})}
     rules, decisions, warnings = [], [], []
     rows = {}
     for host in hosts:

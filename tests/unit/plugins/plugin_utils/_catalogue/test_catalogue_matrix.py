@@ -99,7 +99,7 @@ def test_different_cards_are_judged_by_the_least() -> None:
     ("version", "architecture", "status", "told"),
     [
         ("v0.9.0", "Qwen2ForCausalLM", "supported", "generate"),
-        ("v0.9.0", "GlmMoeDsaForCausalLM", "unsupported", "known to from v0.16.0"),
+        ("v0.9.0", "GlmMoeDsaForCausalLM", "unsupported", "known to v0.16.0 and newer"),
         ("v0.27.1", "GlmMoeDsaForCausalLM", "supported", "generate"),
         ("v0.33.0", "MotifForCausalLM", "unsupported", "known to v0."),
         ("v0.32.0", "BrandNewForCausalLM", "unverified", "no release of the catalogue"),

@@ -199,7 +199,7 @@ def test_quantisation_methods_and_their_cards() -> None:
 def test_a_span_is_written_for_people() -> None:
     assert (
         format_releases(["0.9.0", "0.9.0.1", "0.12.0", "0.32.0", "0.33.0"])
-        == "v0.9.0 - v0.9.0.1, v0.12.0, from v0.32.0"
+        == "v0.9.0 - v0.9.0.1, v0.12.0, v0.32.0 and newer"
     )
     assert canonical_name("--max-model-len") == "max_model_len"
 

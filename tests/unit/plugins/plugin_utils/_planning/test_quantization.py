@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pytest
 from planning_examples import argument, hosts, instance
 
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan
@@ -46,3 +47,11 @@ def test_a_driver_that_is_too_old_is_a_rule():
     planned = plan(instance(release="0.32.0"), old)
     assert planned["verdict"] == "unsupported"
     assert any(need.startswith("driver on gpu1") for need in planned["needs"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("dtype", "bfloat16"), ("quantization", "fp8"), ("kv_cache_dtype", "fp8")])
+def test_the_same_words_in_extra_args_are_judged_alike(name, value):
+    pinned = plan(instance("tiny", engine_args={name: value}), hosts(1, "T4"))
+    in_words = plan(instance("tiny", extra_args=[f"--{name.replace('_', '-')}", value]), hosts(1, "T4"))
+    said = ("verdict", "needs", "decisions", "warnings", "budget")
+    assert [in_words[key] for key in said] == [pinned[key] for key in said]
