@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
-STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix molecule
+STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix molecule judge
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
