@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils._checkpoint import describe_config
+from .checks import check_instance
 from .errors import InstanceError
 from .hosts import CONTAINER_PREFIX, own_memory_mib
 from .plan import plan
@@ -37,6 +38,8 @@ def plan_instances(
 
     Raises: InstanceError for an instance that nobody can plan with, two instances of one name or one port.
     """
+    for instance in instances:
+        check_instance(instance)
     _check_unique(instances)
     named = [_name_host(host, inventory_hosts, index) for index, host in enumerate(hosts)]
     complete, refusals = _complete(instances, checkpoints, current_plans or {}, receipts or {})

@@ -105,8 +105,8 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere():
 
 
 def test_the_page_says_warnings_first_and_escapes_names():
-    odd = planned(name="<b>odd", engine_args={"gpu_memory_utilization": 0.98, "max_model_len": 8192})
-    text = explain(odd, format="html")
+    (plan,) = planned(engine_args={"gpu_memory_utilization": 0.98, "max_model_len": 8192})
+    text = explain([{**plan, "name": "<b>odd"}], format="html")
     assert "<b>odd" not in text
     assert text.index("run out of memory") < text.index("<h2>Instances</h2>")
 

@@ -1,0 +1,100 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an instance may hold before anybody plans with it. Private to the collection gpufleet.vllm.
+
+Names become paths, units and containers, ports and variables become words of a command line: what is wrong there is
+said here, and not by systemd or Docker after the engine that served was stopped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import InstanceError
+
+# Docker's rule for the name of a container (moby, daemon/names): it also keeps "..", "/" and spaces out of paths.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+# POSIX.1-2017, Base Definitions 8.1: the name of an environment variable.
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET_VARIABLES = {"VLLM_API_KEY": "vllm_api_key"}
+LAST_PORT = 65535
+# vLLM reads -1 of max_model_len as "as much as fits".
+LEAST = {
+    "max_model_len": -1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "kv_cache_memory_bytes": 1,
+}
+
+
+def check_instance(instance: Mapping[str, Any]) -> None:
+    """Raises InstanceError for a name, port, address, environment or pin that no engine could be started with."""
+    name = instance.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InstanceError(
+            str(name),
+            "name",
+            name,
+            "cannot be the name of a unit and a container",
+            "Write letters, digits, '-', '_' and '.', and begin with a letter or digit, e.g. chat-1.",
+        )
+    _check_port(name, instance.get("port"))
+    _check_address(name, instance.get("address"))
+    for variable, value in (instance.get("environment") or {}).items():
+        _check_variable(name, str(variable), value)
+    for argument, value in (instance.get("engine_args") or {}).items():
+        _check_pin(name, str(argument), value)
+
+
+def _check_port(name: str, port: Any) -> None:
+    if port is None:
+        return
+    if not str(port).isdecimal() or not 1 <= int(port) <= LAST_PORT:
+        raise InstanceError(name, "port", port, "is no port", f"Write a number from 1 to {LAST_PORT}, e.g. 8000.")
+
+
+def _check_address(name: str, address: Any) -> None:
+    if address is None:
+        return
+    try:
+        ipaddress.ip_address(str(address))
+    except ValueError:
+        remedy = "Write an IP address of the host, or 0.0.0.0 for all of them; without it, it is 127.0.0.1."
+        raise InstanceError(name, "address", address, "is no IP address", remedy) from None
+
+
+def _check_variable(name: str, variable: str, value: Any) -> None:
+    where = f"environment.{variable}"
+    if variable in SECRET_VARIABLES:
+        remedy = f"Set {SECRET_VARIABLES[variable]} instead."
+        raise InstanceError(name, where, "...", "is a secret, and the environment stands in the unit", remedy)
+    if not ENVIRONMENT_NAME.fullmatch(variable):
+        remedy = "Write letters, digits and '_', and do not begin with a digit."
+        raise InstanceError(name, where, value, "is no name of an environment variable", remedy)
+    if "\n" in str(value):
+        raise InstanceError(name, where, value, "has more than one line", "Write it in one line.")
+
+
+def _check_pin(name: str, argument: str, value: Any) -> None:
+    where = f"engine_args.{argument}"
+    if value is None:
+        raise InstanceError(name, where, value, "is no value", "Give it one, or leave it out to have it planned.")
+    number = _number(value)
+    if argument == "gpu_memory_utilization" and number is not None and not 0 < number <= 1:
+        raise InstanceError(name, where, value, "is no share of a card", "Write a number above 0, at most 1; e.g. 0.9.")
+    least = LEAST.get(argument)
+    if least is not None and number is not None and (number < least or number == 0):
+        raise InstanceError(name, where, value, "is too small", f"Write a whole number of at least {max(least, 1)}.")
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,73 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.checks import check_instance
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.errors import InstanceError
+
+GOOD = {
+    "name": "chat-1",
+    "port": "8000",
+    "address": "0.0.0.0",
+    "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
+    "engine_args": {"max_model_len": -1, "gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8"},
+}
+
+
+def test_an_instance_as_it_should_be():
+    check_instance(GOOD)
+    check_instance({"name": "Qwen3_8B.v2"})
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "a;id", "my demo", "", "-x", None, 42, "a" * 64, "chat\n", "chat$(id)"])
+def test_a_name_that_would_be_another_path_or_word(name):
+    with pytest.raises(InstanceError, match="name .* cannot be the name of a unit"):
+        check_instance({**GOOD, "name": name})
+
+
+@pytest.mark.parametrize("port", [0, 70000, -1, "http", 80.5])
+def test_a_port_that_is_none(port):
+    with pytest.raises(InstanceError, match="instance 'chat-1': port .* is no port. Write a number from 1 to 65535"):
+        check_instance({**GOOD, "port": port})
+
+
+@pytest.mark.parametrize("address", ["300.1.1.1", "localhost", "1.2.3"])
+def test_an_address_that_is_none(address):
+    with pytest.raises(InstanceError, match="is no IP address"):
+        check_instance({**GOOD, "address": address})
+
+
+@pytest.mark.parametrize("environment", [{"FOO BAR": "1"}, {"FOO%n": "1"}, {"1A": "1"}, {"A": "1\nB=2"}, {"": "1"}])
+def test_a_variable_that_would_be_another(environment):
+    with pytest.raises(InstanceError, match="environment"):
+        check_instance({**GOOD, "environment": environment})
+
+
+def test_a_secret_is_refused_and_not_printed():
+    with pytest.raises(InstanceError) as error:
+        check_instance({**GOOD, "environment": {"VLLM_API_KEY": "very-secret"}})
+    assert "very-secret" not in str(error.value)
+    assert "vllm_api_key" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"gpu_memory_utilization": 1.5},
+        {"gpu_memory_utilization": 0},
+        {"max_model_len": -5},
+        {"max_model_len": 0},
+        {"max_num_seqs": 0},
+        {"tensor_parallel_size": "-2"},
+        {"kv_cache_memory_bytes": 0},
+        {"max_model_len": None},
+        {"dtype": None},
+    ],
+)
+def test_a_pin_that_no_engine_takes(pins):
+    with pytest.raises(InstanceError, match=f"engine_args.{next(iter(pins))}"):
+        check_instance({**GOOD, "engine_args": pins})
