@@ -54,7 +54,8 @@ def _engine_command(plan: Mapping[str, Any], model: str) -> list[str]:
         {"name": "host", "value": "0.0.0.0"},  # inside the container; where it is published is Docker's matter
         {"name": "port", "value": plan["port"]},
     ]
-    return serve_args({**plan, "arguments": [*served, *plan["arguments"]]}, model=model)
+    complete = {**plan, "arguments": [*served, *plan["arguments"]]}
+    return serve_args(complete, model=model, force=plan.get("force_args") or ())
 
 
 def systemd_command(argv: list[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .releases import Argument, Release, _data, canonical_name, format_releases, known_releases, release
 
-SECRET_ARGUMENTS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
+SECRET_ARGUMENTS = {"api_key": "set vllm_api_key instead", "hf_token": "leave it out: engines run offline"}
 # vLLM itself refuses any other value of these, unless a plugin registers it.
 PLUGIN_EXTENDED = {
     "tool_call_parser",
@@ -61,7 +61,7 @@ def serve_args(
     """
     known = plan_release(plan)
     entrypoint = entrypoint or known.entrypoint
-    forced = {canonical_name(name) for name in force}
+    forced = {canonical_name(name) for name in force} - set(SECRET_ARGUMENTS)
     planned = [name_of(known, str(item["name"]), item["value"], "arguments") for item in plan.get("arguments", [])]
     model, planned = _take_model(planned, model)
     extra = split_words(known, [str(word) for word in plan.get("extra_args") or []])
@@ -168,8 +168,8 @@ def check(known: Release, given: Given) -> list[str]:
         return [f"{given.where}: '{given.words[0] if given.words else ''}' is no argument: arguments start with --"]
     if given.name in SECRET_ARGUMENTS:
         return [
-            f"{spell(given.name)} on the command line shows the secret to everyone who can list processes; set the "
-            f"environment variable {SECRET_ARGUMENTS[given.name]} of the instance instead, or force {given.name}"
+            f"{spell(given.name)} on the command line shows the secret to everyone who can list processes; "
+            f"{SECRET_ARGUMENTS[given.name]}"
         ]
     argument = known.argument(given.name)
     if argument is None:
@@ -222,7 +222,7 @@ def unknown_argument(known: Release, given: Given) -> str:
             if near
             else "No release of the catalogue knows it."
         )
-    sentence.append(f"To pass it on all the same: force {given.name}.")
+    sentence.append(f"To pass it on all the same: force_args: [{given.name}].")
     return " ".join(sentence)
 
 
@@ -270,7 +270,7 @@ def _scalar_problem(argument: Argument, value: Any) -> str | None:
         return f"'{value}' is none of its choices: {_listed(argument.choices, value)}"
     if argument.name in PLUGIN_EXTENDED and argument.known and not _ships(argument, value):
         shipped = _listed(argument.known, value)
-        return f"'{value}' is none that it ships: {shipped}. If a plugin adds it: force {argument.name}"
+        return f"'{value}' is none that it ships: {shipped}. If a plugin adds it: force_args: [{argument.name}]"
     return None
 
 

@@ -17,7 +17,7 @@ from .plan import plan
 
 FITTING = ("fits", "fits_reduced")
 
-PASSED_ON = ("name", "image", "served_model_name", "address", "port", "endpoint", "extra_args")
+PASSED_ON = ("name", "image", "served_model_name", "address", "port", "endpoint", "extra_args", "force_args")
 
 
 def plan_instances(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._catalogue import Release
-from .._catalogue.serve_args import Given, as_boolean, check, split_words
+from .._catalogue.releases import canonical_name
+from .._catalogue.serve_args import SECRET_ARGUMENTS, Given, as_boolean, check, split_words
 from .errors import InstanceError
 
 CONTEXT_WITHOUT_WORKLOAD = 32768
@@ -130,16 +131,21 @@ def read_pins(instance: Mapping[str, Any], release: Release) -> tuple[Pins, list
     name = str(instance.get("name") or "")
     given = _mapping(instance, "engine_args", name)
     values, errors = {}, []
+    forced = forced_names(instance)
     for spelled, value in given.items():
         argument = release.argument(str(spelled))
-        errors += [
-            {"variable": f"engine_args.{spelled}", "value": value, "message": problem}
-            for problem in check(release, Given(argument.name if argument else str(spelled), value, "engine_args"))
-        ]
-        if argument is not None:
-            values[argument.name] = value
-    extra, problems = _read_extra(instance, release, values)
-    return Pins(values, extra, name), errors + problems
+        known = argument.name if argument else canonical_name(str(spelled))
+        problems = [] if known in forced else check(release, Given(known, value, "engine_args"))
+        errors += [{"variable": f"engine_args.{spelled}", "value": value, "message": problem} for problem in problems]
+        if argument is not None or known in forced:
+            values[known] = value
+    extra, faults = _read_extra(instance, release, values)
+    return Pins(values, extra, name), errors + faults
+
+
+def forced_names(instance: Mapping[str, Any]) -> set[str]:
+    """The arguments that are passed on whatever the catalogue says of them: the instance's force_args."""
+    return {canonical_name(str(name)) for name in instance.get("force_args") or ()} - set(SECRET_ARGUMENTS)
 
 
 def _read_extra(
@@ -157,7 +163,7 @@ def _read_extra(
     values, errors = {}, []
     for given in split_words(release, [str(word) for word in words]):
         spelled = (given.words or ("",))[0]
-        problems = check(release, given)
+        problems = [] if given.name in forced_names(instance) else check(release, given)
         if given.name in pinned:
             problems.append(f"{spelled} is in extra_args and in engine_args: keep engine_args.{given.name}")
         errors += [{"variable": "extra_args", "value": spelled, "message": problem} for problem in problems]
