@@ -118,7 +118,7 @@ judge: venv-test ## Real vLLM judges the KV cache arithmetic and the catalogue o
 
 .PHONY: bench
 bench: venv-test ## Measurements of tests/bench, one after the other
-	@for script in tests/bench/*.py; do echo "bench: $$script"; python "$$script"; done
+	@for script in tests/bench/*.py; do echo "bench: $$script"; PYTHONPATH=.collections python "$$script"; done
 
 ##@ Maintain
 
