@@ -68,7 +68,7 @@ _value:
     - One dictionary a check, in the order in which one depends on the other.
     - C(check) is one of V(driver), V(gpu), V(fabric_manager), V(persistence_mode), V(unified_memory), V(release),
       V(driver_for_image), V(card_for_image), V(docker), V(nvidia_toolkit), V(nvidia_runtime), V(cgroup_driver),
-      V(systemd), V(commands), V(image_disk), V(model_disk), V(shared_memory), V(memory), V(port).
+      V(systemd), V(commands), V(image_disk), V(model_disk), V(memory), V(port).
     - C(status) is V(ok), V(warning) or V(failed); C(what) is the case, C(where) it is, C(fix) what would be right and
       C(next) the command to try; the last two are empty where the status is V(ok).
     - C(fixed_by) is the variable with which the role fixes it, or none; C(will_be_fixed) tells whether it is set.

@@ -327,7 +327,7 @@ container_runtime:
       free_mib: 512034
 host:
   description:
-    - The host's memory in MiB; C(shm_size_mib) is that of C(/dev/shm), which C(--ipc=host) gives to an engine.
+    - The host's memory in MiB; C(shm_size_mib) is that of C(/dev/shm).
     - C(listening) are the TCP ports that are taken, each with C(port), C(address), C(pid), C(process) and C(container)
       (its name, for published ports too). Without C(become), other users' processes stay unknown.
     - C(commands) are the full paths of the commands that a deployment uses, null where there is none.

@@ -15,6 +15,9 @@ from ._catalogue import serve_args
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@")
 
 
+# vLLM's workers and NCCL pass tensors through /dev/shm, of which Docker gives a container 64 MiB; vLLM 0.32.0 asks for
+# 160 MiB at start. It is a limit, not a reservation: what is not used costs nothing.
+_SHARED_MEMORY = "16g"
 # An engine that could ask the internet for anything would fail where there is none, at the next restart at the latest.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -26,12 +29,14 @@ def docker_run(plan: Mapping[str, Any], environment_file: str, cache_directory: 
     engine compiles. Raises ArgumentProblem for arguments that the release does not take.
     """
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
-    command = ["/usr/bin/docker", "run", "--rm", "--name", f"vllm-{plan['name']}"]
+    # The container stays until its end was looked at: archive.sh reads why it ended and removes it.
+    command = ["/usr/bin/docker", "run", "--name", f"vllm-{plan['name']}"]
     # The journal of the unit keeps the log; a second copy in Docker's json-file would grow without limit.
     command += ["--log-driver", "none"]
     command += ["--runtime", "nvidia", "--gpus", f'"device={",".join(_devices(plan))}"']
-    # vLLM's workers pass tensors through /dev/shm, of which Docker gives a container 64 MiB.
-    command += ["--ipc=host", "--security-opt", "no-new-privileges"]
+    command += ["--shm-size", _SHARED_MEMORY, "--security-opt", "no-new-privileges"]
+    # Of Docker's default capabilities the engine needs one: to read a checkpoint that belongs to another user.
+    command += ["--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE"]
     command += ["--publish", f"{plan['address']}:{plan['port']}:{plan['port']}"]
     command += ["--volume", f"{plan['checkpoint']}:{model}:ro"]
     command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]

@@ -27,7 +27,6 @@ CHECKS: tuple[Callable[[Case], Iterator[Check]], ...] = (
     resources.commands,
     resources.image_disk,
     resources.model_disk,
-    resources.shared_memory,
     resources.memory,
     resources.ports,
 )
@@ -50,7 +49,6 @@ CHECK_NAMES = (
     "commands",
     "image_disk",
     "model_disk",
-    "shared_memory",
     "memory",
     "port",
 )

@@ -106,26 +106,6 @@ def _disk_text(disk: Mapping[str, Any]) -> str:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def shared_memory(case: Case) -> Iterator[Check]:
-    """The queues of engines with several GPUs lie in the host's /dev/shm, since they run with --ipc=host."""
-    size, free = case.resources.get("shm_size_mib"), case.resources.get("shm_free_mib")
-    if size is None or free is None:
-        return
-    known = limits()["shared_memory"]
-    needed = sum(
-        known["broadcast_mib"] + known["response_mib"] * engine.workers for engine in case.engines if engine.workers > 1
-    )
-    fix, remount = f"at least {needed} MiB", f"mount -o remount,size={max(2 * needed, 1024)}M /dev/shm"
-    if size < needed:
-        what = f"/dev/shm has {size} MiB, the engines' queues need {needed} MiB"
-        yield Check("shared_memory", "failed", what, "/dev/shm", fix, remount)
-    elif free < needed and not _runs(case):
-        what = f"{free} of {size} MiB are free in /dev/shm, the engines' queues need {needed} MiB"
-        yield Check("shared_memory", "warning", what, "/dev/shm", fix, "ls -l /dev/shm")
-    else:
-        yield Check("shared_memory", "ok", f"{free} of {size} MiB free", "/dev/shm")
-
-
 def _runs(case: Case) -> bool:
     """Whether one of the engines runs now: what it holds is its own."""
     containers = {engine.container for engine in case.engines}
