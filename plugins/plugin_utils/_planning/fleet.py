@@ -17,7 +17,19 @@ from .plan import plan
 
 FITTING = ("fits", "fits_reduced")
 
-PASSED_ON = ("name", "image", "served_model_name", "address", "port", "endpoint", "extra_args", "force_args")
+PASSED_ON = (
+    "name",
+    "image",
+    "served_model_name",
+    "address",
+    "port",
+    "endpoint",
+    "extra_args",
+    "force_args",
+    "description",
+    "exposure",
+    "replica_of",
+)
 
 
 def plan_instances(
