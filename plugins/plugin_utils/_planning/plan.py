@@ -111,6 +111,7 @@ def _describe(case: Case, choice: Choice | None, verdict: str, needs: Sequence[s
             "image": case.instance.get("image"),
             "cuda": case.release.cuda,
             "min_driver": case.release.min_driver,
+            "unguarded_routes": case.release.unguarded_routes,
         },
         "parallel": {},
         "budget": [],
