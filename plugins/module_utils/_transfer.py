@@ -290,7 +290,7 @@ def _let_go_of_the_caller():
 # --- the host that wants them
 
 
-def fetch(offer, entries, folder, advance=None, finished=None, streams=4):
+def fetch(offer, entries, folder, advance=None, streams=4):
     """Brings files into a folder; what is there of a file already is kept, and only the rest is asked for.
 
     Args:
@@ -298,21 +298,18 @@ def fetch(offer, entries, folder, advance=None, finished=None, streams=4):
         entries: [{"path": name, "size": bytes}].
         folder: where they go, each under its name.
         advance: called with the bytes of every chunk, from several threads.
-        finished: called with an entry whose file is there, from several threads; what it raises ends the copy.
         streams: files at a time.
     Raises: TransferError where the other host cannot be reached or does not give a file; OSError where the disk fails.
     """
-    source = _Source(offer)
-
-    def bring(entry):
-        _fetch_file(source, entry, os.path.join(folder, entry["path"]), advance or (lambda size: None))
-        if finished:
-            finished(entry)
-
-    _in_parallel(bring, entries, streams)
+    source = Source(offer)
+    in_parallel(
+        lambda entry: fetch_file(source, entry, os.path.join(folder, entry["path"]), advance or (lambda size: None)),
+        entries,
+        streams,
+    )
 
 
-def _in_parallel(work, entries, streams):
+def in_parallel(work, entries, streams=4):
     """Does the work for every entry, several at a time; the first that fails ends all of it."""
     failed = threading.Event()
 
@@ -330,7 +327,7 @@ def _in_parallel(work, entries, streams):
             future.result()
 
 
-class _Source:
+class Source:
     """The other host, at the first of its addresses that answers."""
 
     def __init__(self, offer):
@@ -371,7 +368,8 @@ def _reason(error):
     return str(getattr(error, "reason", None) or error)
 
 
-def _fetch_file(source, entry, path, advance):
+def fetch_file(source, entry, path, advance):
+    """Brings what is missing of one file, {"path": name, "size": bytes}; raises as `fetch` does."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "ab") as handle:
         if handle.tell() > entry["size"]:
@@ -426,4 +424,4 @@ def _refusal(entry, status):
 def withdraw(offer):
     """Ends the process that hands the files out. It ends by itself if this does not reach it."""
     with contextlib.suppress(TransferError, OSError, HTTPException):
-        _Source(offer).withdraw()
+        Source(offer).withdraw()
