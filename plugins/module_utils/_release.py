@@ -6,8 +6,8 @@
 ``/var/lib/vllm/NAME/releases/NNNN/`` holds the files of a release and ``release.json``: ``{"number", "state", "made"
 (UTC), "previous" (the release to go back to, or None), "image", "image_id", "model_manifest", "restart", "reasons",
 "why", "failure"}``. States: ``deploying`` (its files are in use, nothing proves it yet), ``served``, ``failed`` (it did
-not serve), ``restored`` (gone back to, not proven again yet). ``releases/current`` points to the release whose files are
-in use. Every step may be cut off: it is repeated, or undone, from what is there.
+not serve), ``restored`` (gone back to, not proven again yet). ``releases/current`` points to the release whose files
+are in use. Every step may be cut off: it is repeated, or undone, from what is there.
 
 The file is also put on the host as a program that goes back without a controller (see ``main``): standard library only,
 and no import from the collection.

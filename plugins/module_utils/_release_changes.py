@@ -4,8 +4,8 @@
 """What changes between what is deployed and what is wanted, setting by setting. Private to the collection.
 
 A deployment is ``{"unit", "smoke.sh", "archive.sh": text or None, "plan": dict or None, "environment": {variable:
-value}, "image_id", "model_manifest": str or None}``. The values of the environment are secrets: they are compared, never
-told.
+value}, "image_id", "model_manifest": str or None}``. The values of the environment are secrets: they are compared,
+never told.
 """
 
 from __future__ import annotations

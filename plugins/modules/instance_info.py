@@ -3,15 +3,15 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Reads what deployments left on a host: plans and receipts of instances."""
+"""Reads what deployments left on a host: plans, receipts and releases of instances."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: instance_info
-short_description: Reads the plans and receipts that deployments left on a host
+short_description: Reads the plans, receipts and releases that deployments left on a host
 description:
-  - Reads C(/etc/vllm/NAME/plan.json) and C(/var/lib/vllm/NAME/receipt.json) of instances.
+  - Reads C(/etc/vllm/NAME/plan.json), C(/var/lib/vllm/NAME/receipt.json) and C(/var/lib/vllm/NAME/releases).
   - A file that is missing is left out. One that cannot be read or is no JSON object is left out, too, and a warning
     says so; the host is planned as if it were not there.
 author:
@@ -25,6 +25,8 @@ options:
     type: list
     elements: str
     required: true
+seealso:
+  - module: gpufleet.vllm.instance_release
 """
 
 EXAMPLES = r"""
@@ -47,13 +49,22 @@ receipts:
   description: What vLLM measured at the last start, by the name of the instance.
   returned: always
   type: dict
+releases:
+  description: The releases that are kept, oldest first, by the name of the instance, as far as it has any.
+  returned: always
+  type: dict
+  sample: {chat: [{number: 1, state: served, current: true, image: "vllm/vllm-openai:v0.32.0", image_id: null,
+    made: "2026-05-30T18:55:07Z", previous: null, reasons: [there is no unit yet (restart)], why: "", failure: ""}]}
 """
 
 import json
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._release import Instance, current_release, read_releases
+
 FILES = {"plans": "/etc/vllm/{name}/plan.json", "receipts": "/var/lib/vllm/{name}/receipt.json"}
+RELEASE_KEYS = ("number", "state", "image", "image_id", "made", "previous", "reasons", "why", "failure")
 
 
 def instance_info(names, files, warn):
@@ -82,11 +93,26 @@ def _read(path):
     return content
 
 
+def releases(names, root="/"):
+    """Returns {name: [release]} of the instances that have any."""
+    kept = {name: _releases(Instance(name, root)) for name in names}
+    return {name: found for name, found in kept.items() if found}
+
+
+def _releases(instance):
+    current = current_release(instance)
+    return [
+        dict({key: release[key] for key in RELEASE_KEYS}, current=release == current)
+        for _number, release in sorted(read_releases(instance).items())
+    ]
+
+
 def main():
     module = AnsibleModule(
         argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
     )
-    module.exit_json(changed=False, **instance_info(module.params["names"], FILES, module.warn))
+    names = module.params["names"]
+    module.exit_json(changed=False, releases=releases(names), **instance_info(names, FILES, module.warn))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.gpufleet.vllm.plugins.modules.instance_info import instance_info
+from ansible_collections.gpufleet.vllm.plugins.module_utils import _release
+from ansible_collections.gpufleet.vllm.plugins.modules.instance_info import instance_info, releases
 
 
 @pytest.fixture(name="ask")
@@ -43,3 +44,21 @@ def test_a_folder_in_place_of_the_file_is_left_out(ask, tmp_path):
     (tmp_path / "chat" / "plan.json").mkdir(parents=True)
     found, warnings = ask({}, ["chat"])
     assert (found["plans"], len(warnings)) == ({}, 1)
+
+
+def test_the_releases_are_told_oldest_first(tmp_path):
+    chat = _release.Instance("chat", str(tmp_path))
+    record = {"image": "v1", "image_id": None, "model_manifest": None, "restart": True, "reasons": [], "why": "new"}
+    first = _release.begin(chat, None, {"plan.json": "{}"}, "", record)
+    _release.serve(chat, keep=10)
+    _release.begin(chat, _release.current_release(chat), {"plan.json": "{}"}, "", {**record, "image": "v2"})
+    _release.restore(chat, why="out of memory")
+    (tmp_path / "var/lib/vllm/chat/releases/0003").mkdir()
+    found = releases(["chat", "new"], str(tmp_path))
+    assert found.keys() == {"chat"}
+    assert [(release["number"], release["state"], release["current"]) for release in found["chat"]] == [
+        (1, "restored", True),
+        (2, "failed", False),
+    ]
+    assert (found["chat"][0]["made"], found["chat"][0]["why"]) == (first["made"], "new")
+    assert (found["chat"][1]["image"], found["chat"][1]["failure"]) == ("v2", "out of memory")
