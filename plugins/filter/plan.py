@@ -80,10 +80,12 @@ _value:
   description:
     - One plan an instance, in the order of the instances.
     - A plan has C(name), C(image), C(served_model_name), C(address), C(port), C(verdict) (V(fits), V(fits_reduced),
-      V(does_not_fit) or V(unsupported)), C(release), C(parallel), C(devices) (the UUIDs of the chosen GPUs, by host),
-      C(budget) (the memory of each GPU in GiB, each term with value, low, high and source), C(kv), C(arguments) (each
-      with name, value, why, step and cost), C(environment), C(decisions), C(warnings) and C(needs) (what would make it
-      fit).
+      V(unverified), V(does_not_fit) or V(unsupported)), C(release), C(parallel), C(devices) (the UUIDs
+      of the chosen GPUs, by host), C(budget) (the memory of each GPU in GiB, each term with value, low, high and
+      source), C(kv), C(arguments) (each with name, value, why, step and cost), C(environment), C(decisions),
+      C(warnings) and C(needs) (what would make it fit).
+    - An engine with the verdict V(fits), V(fits_reduced) or V(unverified) may be started. V(unverified) says that the
+      memory of the model is not understood; then the low end of the prediction keeps what C(workload) says.
   type: list
   elements: dict
 """
@@ -93,7 +95,9 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..plugin_utils._planning import InstanceError, plan_instances
+from ..plugin_utils._planning import InstanceError, plan_instances, refused_pin
+
+NEXT_COMMAND = "ansible-playbook playbooks/plan_vllm.yml"
 
 
 def plan(
@@ -104,23 +108,23 @@ def plan(
     current_plans: Mapping[str, Mapping[str, Any]] | None = None,
     receipts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The plans of the instances. Raises AnsibleFilterError with instance, variable, value and remedy."""
+    """The plans of the instances. Raises AnsibleFilterError with everything that is wrong, and the next command."""
     if isinstance(instances, Mapping) or not isinstance(instances, Sequence) or isinstance(instances, str):
-        raise AnsibleFilterError(
-            "gpufleet.vllm.plan: vllm_instances is not a list; write '- name: ...' for each instance."
-        )
+        raise refusal([f"vllm_instances {instances!r} is not a list; write '- name: ...' for each instance."])
     try:
         plans = plan_instances(instances, hosts, checkpoints, inventory_hosts, current_plans, receipts)
     except InstanceError as error:
-        raise AnsibleFilterError(f"gpufleet.vllm.plan: {error}") from error
-    refused = [_refusal(planned, error) for planned in plans for error in planned["errors"]]
+        raise refusal(error.errors) from error
+    refused = [refused_pin(str(item["name"]), error).on(item["hosts"]) for item in plans for error in item["errors"]]
     if refused:
-        raise AnsibleFilterError("gpufleet.vllm.plan: " + " | ".join(refused))
+        raise refusal(refused)
     return plans
 
 
-def _refusal(planned: Mapping[str, Any], error: Mapping[str, Any]) -> str:
-    return f"instance '{planned['name']}': {error['variable']} {error['value']!r}: {error['message']}"
+def refusal(faults: Sequence[object]) -> AnsibleFilterError:
+    """All faults, one a line, and what to do next."""
+    lines = [f"gpufleet.vllm.plan: {faults[0]}", *(f"  {fault}" for fault in faults[1:])]
+    return AnsibleFilterError("\n".join([*lines, f"Next: correct the inventory, then {NEXT_COMMAND}"]))
 
 
 class FilterModule:

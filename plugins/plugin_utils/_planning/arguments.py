@@ -13,6 +13,7 @@ from typing import Any
 
 from .case import POOLING_TASKS, Case
 from .estimate import GIB
+from .reasons import why_pipeline_parallel, why_tensor_parallel
 from .search import Choice, default_sequences, default_tokens
 
 STEPS = {
@@ -66,21 +67,11 @@ def _pinned(name: str, value: Any) -> Argument:
 
 def _parallel(case: Case, choice: Choice) -> list[Argument]:
     layout = choice.start.layout
-    arguments = []
-    if layout.tensor_parallel_size > 1 and "tensor_parallel_size" not in case.pins:
-        why = f"the promise does not fit on fewer GPUs; {layout.tensor_parallel_size} share every layer"
-        arguments.append(
-            _argument("tensor_parallel_size", layout.tensor_parallel_size, why, PIN_COSTS["tensor_parallel_size"])
-        )
-    if layout.pipeline_parallel_size > 1 and "pipeline_parallel_size" not in case.pins:
-        why = (
-            f"over {layout.hosts} hosts the layers are divided in {layout.pipeline_parallel_size} stages"
-            if layout.hosts > 1
-            else f"the model is not divisible by more GPUs; its layers go in {layout.pipeline_parallel_size} stages"
-        )
-        cost = PIN_COSTS["pipeline_parallel_size"]
-        arguments.append(_argument("pipeline_parallel_size", layout.pipeline_parallel_size, why, cost))
-    return arguments
+    reasons = {
+        "tensor_parallel_size": (layout.tensor_parallel_size, why_tensor_parallel(case, choice)),
+        "pipeline_parallel_size": (layout.pipeline_parallel_size, why_pipeline_parallel(case, choice)),
+    }
+    return [_argument(name, size, why, PIN_COSTS[name]) for name, (size, why) in reasons.items() if why]
 
 
 def _precision(case: Case) -> list[Argument]:
@@ -94,14 +85,13 @@ def _length(case: Case, choice: Choice) -> list[Argument]:
     context = choice.goal.context
     if "max_model_len" in case.pins or context == case.shape.max_model_len:
         return []
-    if case.workload.context and context < min(
-        case.workload.context, case.shape.max_model_len or case.workload.context
-    ):
-        why = f"cut from the promised {case.workload.context:,} tokens to what the KV pool holds"
+    most = case.shape.max_model_len
+    if context < case.goal.context:
+        why = f"cut from the promised {case.goal.context:,} tokens to what the KV pool holds"
     elif case.workload.context:
-        why = f"the workload's context, not the model's {case.shape.max_model_len:,}"
+        why = "the workload's context" + (f", not the model's {most:,}" if most else "")
     else:
-        why = f"no workload is stated; the model could take {case.shape.max_model_len:,}"
+        why = "no workload is stated" + (f"; the model could take {most:,}" if most else "")
     return [_argument("max_model_len", context, why, PIN_COSTS["max_model_len"])]
 
 
@@ -148,7 +138,9 @@ def _batch(case: Case, choice: Choice) -> list[Argument]:
     arguments = []
     if settings.max_num_seqs != sequences and "max_num_seqs" not in case.pins:
         why = f"the default {sequences} takes memory for its sampler that the KV pool needs"
-        if choice.trimmed:
+        if settings.max_num_seqs > sequences:
+            why = f"the workload promises so many requests at once; with the default {sequences} the others would wait"
+        elif choice.trimmed:
             why = (
                 f"of {case.workload.typical_context:,} tokens the KV pool holds no more; vLLM would preempt the others"
             )
@@ -179,7 +171,7 @@ def _task(case: Case) -> list[Argument]:
 
 
 def _given(case: Case) -> list[Argument]:
-    if not case.instance.get("trust_remote_code"):
+    if not case.trusts_remote_code:
         return []
     return [
         _argument(

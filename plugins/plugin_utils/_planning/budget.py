@@ -95,6 +95,18 @@ class Model:
             dtype=settings.dtype,
         )
 
+    def terms(self, facts: overhead.Start) -> list[tuple[Estimate, Estimate, Estimate]]:
+        """Activation, non-torch and CUDA graphs on a GPU of each pipeline stage."""
+        stages = range(facts.pipeline_parallel_size)
+        return self._once(("terms", facts), lambda: [_stage_terms(self, facts, stage) for stage in stages])
+
+    def least_weights(self, layout: Layout, settings: Settings) -> float:
+        """Bytes that the fullest GPU holds at least, without dividing the model: an equal share of the whole."""
+        alone = replace(layout, tensor_parallel_size=1, pipeline_parallel_size=1)
+        share = layout.tensor_parallel_size * layout.pipeline_parallel_size * settings.data_parallel_size
+        settings = replace(settings, data_parallel_size=1)
+        return self.weights(alone, settings)[0].low / share - settings.cpu_offload_bytes
+
     def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
         if key not in self.cache:
             self.cache[key] = compute()
@@ -238,14 +250,17 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
         compute_capability=least_capability(layout.gpus),
         **run,
     )
-    terms = [_stage_terms(model, facts, stage) for stage in range(layout.pipeline_parallel_size)]
-    budgets = tuple(
-        _gpu_budget(
-            gpu, layout.stage(rank), settings, weights[layout.stage(rank)], terms[layout.stage(rank)], facts, model
-        )
-        for rank, gpu in enumerate(layout.gpus)
-    )
-    return Prediction(model, layout, settings, budgets)
+    terms = model.terms(facts)
+    budgets: list[GpuBudget] = []
+    alike: dict[tuple[int, int], GpuBudget] = {}
+    for rank, gpu in enumerate(layout.gpus):
+        stage = layout.stage(rank)
+        if (stage, gpu.total_bytes) not in alike:
+            alike[stage, gpu.total_bytes] = _gpu_budget(
+                gpu, stage, settings, weights[stage], terms[stage], facts, model
+            )
+        budgets.append(replace(alike[stage, gpu.total_bytes], gpu=gpu))
+    return Prediction(model, layout, settings, tuple(budgets))
 
 
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:

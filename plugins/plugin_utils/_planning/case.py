@@ -11,13 +11,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from .._catalogue import Release, UnknownRelease
+from .._catalogue import Release, UnknownRelease, known_releases
 from .._catalogue import release as find_release
+from .._catalogue.serve_args import as_boolean
 from .budget import Model
 from .dimensions import Dimensions, dimensions
-from .errors import InstanceError
+from .errors import Faults, InstanceError, refused_pin
 from .estimate import GIB, MIB
 from .extras import read_extras
 from .hosts import Host, read_hosts
@@ -38,19 +40,36 @@ HEADROOM_MOST = 2.0 * GIB
 
 @dataclass(frozen=True)
 class Goal:
-    """What must fit into the KV pool: pairs of requests at once and tokens of each. hard: promised or pinned."""
+    """What must fit into the KV pools: requests at once over all data parallel engines, and the tokens of each."""
 
     context: int
     sequences: int
     typical_context: int | None
     context_is_fixed: bool
     stated: bool
+    engines: int = 1
+
+    @property
+    def sequences_per_engine(self) -> int:
+        return -(-self.sequences // self.engines)
 
     @property
     def needs(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of requests at once and tokens of each."""
         if self.typical_context and self.typical_context < self.context:
-            return (1, self.context), (self.sequences, self.typical_context)
-        return ((self.sequences, self.context),)
+            return (1, self.context), (self.sequences_per_engine, self.typical_context)
+        return ((self.sequences_per_engine, self.context),)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A promise of the workload that model or pins forbid, whatever the memory."""
+
+    promise: str
+    asked: int
+    kept: int
+    why: str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,7 @@ class Case:
 
     @property
     def goal(self) -> Goal:
+        """The promise, as far as model and pins allow it."""
         most = self.shape.max_model_len or CONTEXT_WITHOUT_WORKLOAD
         pinned = self.pins.integer("max_model_len")
         context = pinned or min(self.workload.context or CONTEXT_WITHOUT_WORKLOAD, most)
@@ -91,13 +111,66 @@ class Case:
         typical = self.workload.typical_context
         if pinned and self.workload.context and self.workload.context < pinned:
             typical = min(typical or promised, promised)
-        return Goal(context, self.workload.sequences or 1, typical, bool(pinned), self.workload.stated)
+        sequences = min([self.workload.sequences or 1, *(cut.kept for cut in self.cuts if cut.promise == "sequences")])
+        return Goal(context, sequences, typical, bool(pinned), self.workload.stated, self.engines)
+
+    @property
+    def trusts_remote_code(self) -> bool:
+        return bool(as_boolean(self.instance.get("trust_remote_code") or False)) or bool(
+            self.pins.flag("trust_remote_code")
+        )
+
+    @property
+    def engines(self) -> int:
+        """Data parallel engines: each holds the whole model and a KV pool of its own."""
+        return self.pins.integer("data_parallel_size") or 1
+
+    @property
+    def engines_here(self) -> int:
+        """Those of them that stand on the instance's host; the rest is started elsewhere, by hand."""
+        return min(self.pins.integer("data_parallel_size_local") or self.engines, self.engines)
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        return tuple(cut for cut in (self._context_cut(), self._sequences_cut()) if cut is not None)
+
+    def _context_cut(self) -> Cut | None:
+        asked, most, pinned = self.workload.context, self.shape.max_model_len, self.pins.integer("max_model_len")
+        if asked and pinned and asked > pinned:
+            why = f"max_model_len is pinned to {pinned:,}"
+            return Cut("context", asked, pinned, why, f"max_model_len of {asked:,}, or no pin")
+        if asked and most and not pinned and asked > most:
+            remedy = f"a model that takes {asked:,} tokens, or one stretched by hf_overrides and a pinned max_model_len"
+            return Cut("context", asked, most, f"the model takes no more than {most:,} tokens", remedy)
+        return None
+
+    def _sequences_cut(self) -> Cut | None:
+        asked, pinned = self.workload.sequences, self.pins.integer("max_num_seqs")
+        if not asked or not pinned or asked <= pinned * self.engines:
+            return None
+        why = f"max_num_seqs is pinned to {pinned}" + (
+            f" for each of {self.engines} engines" if self.engines > 1 else ""
+        )
+        return Cut("sequences", asked, pinned * self.engines, why, f"max_num_seqs of {asked}, or no pin")
 
 
 def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> Case:
-    """Read an instance and its hosts. Raises InstanceError for what nobody can plan with."""
-    name = str(instance.get("name") or "unnamed")
-    release = read_release(instance, name)
+    """Read an instance and its hosts. Raises InstanceError with all that nobody can plan with."""
+    name, faults = str(instance.get("name") or "unnamed"), Faults()
+    release = faults.attempt(read_release, instance, name)
+    checkpoint = faults.attempt(read_checkpoint, instance, name)
+    workload = faults.attempt(read_workload, instance)
+    read = faults.attempt(read_hosts, hosts, instance)
+    headroom_mib = faults.attempt(_headroom, instance, name)
+    pins, errors = (release and faults.attempt(read_pins, instance, release)) or (None, [])
+    if faults.found:
+        faults.found += [refused_pin(name, error) for error in errors]
+        faults.refuse()
+    return _case(instance, name, release, checkpoint, workload, read, headroom_mib, pins, errors)
+
+
+def read_checkpoint(instance: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The description of the checkpoint. Raises InstanceError for what is none, or has no layers."""
     checkpoint = instance.get("checkpoint")
     if not isinstance(checkpoint, Mapping) or "layers" not in checkpoint:
         raise InstanceError(
@@ -115,14 +188,23 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
             "has no layers that could be counted",
             "Compare its config.json with the published one: num_hidden_layers or its like is missing.",
         )
-    checkpoint_name = fingerprint(checkpoint)
-    pins, errors = read_pins(instance, release)
-    workload = read_workload(instance)
-    read = read_hosts(hosts, instance)
-    shape = dimensions(checkpoint)
+    return checkpoint
+
+
+def _case(
+    instance: Mapping[str, Any],
+    name: str,
+    release: Release,
+    checkpoint: Mapping[str, Any],
+    workload: Workload,
+    hosts: tuple[Host, ...],
+    headroom_mib: int | None,
+    pins: Pins,
+    errors: Sequence[Mapping[str, Any]],
+) -> Case:
+    shape, checkpoint_name = dimensions(checkpoint), fingerprint(checkpoint)
     task = read_task(instance, checkpoint, pins)
-    precision = choose_precision(shape, checkpoint, read, release, pins)
-    cards = list(dict.fromkeys(gpu.name for host in read for gpu in host.gpus))
+    cards = list(dict.fromkeys(gpu.name for host in hosts for gpu in host.gpus))
     extras, extra_warnings = read_extras(checkpoint, pins)
     receipt, receipt_warnings = read_receipt(instance, release.version, cards)
     model = Model(
@@ -140,16 +222,16 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
         instance=instance,
         release=release,
         model=model,
-        hosts=read,
+        hosts=hosts,
         pins=pins,
         workload=workload,
-        precision=precision,
+        precision=choose_precision(shape, checkpoint, hosts, release, pins),
         task=task,
         shares_gpus=bool(instance.get("shares_gpus")),
-        headroom_mib=_headroom(instance, name),
+        headroom_mib=headroom_mib,
         errors=tuple(errors),
         checkpoint_name=checkpoint_name,
-        warnings=(*receipt_warnings, *extra_warnings),
+        warnings=(*_tag_warnings(instance), *receipt_warnings, *extra_warnings),
     )
 
 
@@ -170,8 +252,44 @@ def read_release(instance: Mapping[str, Any], name: str) -> Release:
         )
     try:
         return find_release(text)
-    except UnknownRelease as error:
-        raise InstanceError(name, variable, text, "names no release that can be planned", str(error)) from None
+    except UnknownRelease:
+        fault, remedy = unknown_release(text)
+        raise InstanceError(name, variable, text, fault, remedy) from None
+
+
+NEAREST_RELEASES = 3
+TAG = re.compile(r"(?:^|:)v?(\d+(?:\.\d+)+)([-\w.]*)(?:@|$)")
+
+
+def unknown_release(text: str) -> tuple[str, str]:
+    """What is wrong with an image or release that the catalogue lacks, and what would be right: the releases nearest
+    to the one that was asked for, the newest first where there is none."""
+    known = known_releases()
+    asked = TAG.search(text)
+    if asked is None:
+        return "names no release", f"Write the tag of a release, e.g. vllm/vllm-openai:v{known[-1]}."
+    if asked[1] in known:
+        return f"has the suffix '{asked[2]}', which is not known", f"Without it: v{asked[1]}."
+    wanted = _number(asked[1])
+    near = sorted(reversed(known), key=lambda version: abs(_number(version) - wanted))[:NEAREST_RELEASES]
+    remedy = f"Near it: {', '.join('v' + version for version in near)}."
+    if wanted > _number(known[-1]):
+        remedy += " A newer collection may know it: ansible-galaxy collection install --upgrade gpufleet.vllm"
+    return f"is of a release that is not known; known are v{known[0]} to v{known[-1]}", remedy
+
+
+def _number(version: str) -> int:
+    """A version as one number, so that releases have a distance: 0.9.0.1 is 9,000,001."""
+    parts = (*map(int, version.split(".")), 0, 0, 0, 0)
+    return ((parts[0] * 1000 + parts[1]) * 1000 + parts[2]) * 1000 + parts[3]
+
+
+def _tag_warnings(instance: Mapping[str, Any]) -> list[str]:
+    """The official image's tags start with v: v0.32.0 is there, 0.32.0 is not."""
+    official = re.search(r"(?:^|/)vllm/vllm-openai:(\d[^@]*)", str(instance.get("image") or ""))
+    if not official:
+        return []
+    return [f"image: the tags of vllm/vllm-openai start with v; {official[1]} is not there, v{official[1]} is"]
 
 
 def read_task(instance: Mapping[str, Any], checkpoint: Mapping[str, Any], pins: Pins) -> str:
@@ -195,7 +313,7 @@ def _headroom(instance: Mapping[str, Any], name: str) -> int | None:
     if value in (None, ""):
         return None
     try:
-        number = int(value)
+        number = -1 if isinstance(value, bool) else int(value)
     except (TypeError, ValueError):
         number = -1
     if number < 0:
@@ -219,7 +337,6 @@ def basis_of(case: Case) -> str:
         "image",
         "release",
         "workload",
-        "engine_args",
         "extra_args",
         "environment",
         "task",
@@ -227,4 +344,5 @@ def basis_of(case: Case) -> str:
         "headroom_mib",
         "trust_remote_code",
     )
-    return fingerprint([case.checkpoint_name, {key: case.instance.get(key) for key in keys}])
+    # The pins as they were read: "8" from a survey and 8 from a file are the same wish.
+    return fingerprint([case.checkpoint_name, case.pins.values, {key: case.instance.get(key) for key in keys}])

@@ -13,8 +13,10 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from .errors import InstanceError
+from .._catalogue.serve_args import as_boolean
+from .errors import Faults, InstanceError
 
 # Docker's rule for the name of a container (moby, daemon/names): it also keeps "..", "/" and spaces out of paths.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -30,12 +32,38 @@ LEAST = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "kv_cache_memory_bytes": 1,
+    "data_parallel_size": 1,
 }
 
 
 def check_instance(instance: Mapping[str, Any]) -> None:
-    """Raises InstanceError for a name, port, address, environment or pin that no engine could be started with."""
-    name = instance.get("name")
+    """Raises InstanceError with every name, port, address, variable and pin that no engine could be started with."""
+    faults = Faults()
+    faults.attempt(_check_name, instance.get("name"))
+    name = str(instance.get("name"))
+    faults.attempt(_check_port, name, instance.get("port"))
+    faults.attempt(_check_address, name, instance.get("address"))
+    faults.attempt(_check_endpoint, name, instance.get("endpoint"))
+    faults.attempt(_check_switch, name, "trust_remote_code", instance.get("trust_remote_code"))
+    for variable, value in mapping_of(instance, "environment").items():
+        faults.attempt(_check_variable, name, str(variable), value)
+    for argument, value in mapping_of(instance, "engine_args").items():
+        faults.attempt(_check_pin, name, str(argument), value)
+    faults.refuse()
+
+
+def mapping_of(instance: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A variable that holds name: value pairs; empty where it is not given. Raises InstanceError."""
+    value = instance.get(key)
+    if value in (None, ""):
+        return {}
+    if not isinstance(value, Mapping):
+        remedy = f"Write {key} as name: value pairs."
+        raise InstanceError(str(instance.get("name") or ""), key, value, "is not a mapping", remedy)
+    return value
+
+
+def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InstanceError(
             str(name),
@@ -44,12 +72,6 @@ def check_instance(instance: Mapping[str, Any]) -> None:
             "cannot be the name of a unit and a container",
             "Write letters, digits, '-', '_' and '.', and begin with a letter or digit, e.g. chat-1.",
         )
-    _check_port(name, instance.get("port"))
-    _check_address(name, instance.get("address"))
-    for variable, value in (instance.get("environment") or {}).items():
-        _check_variable(name, str(variable), value)
-    for argument, value in (instance.get("engine_args") or {}).items():
-        _check_pin(name, str(argument), value)
 
 
 def _check_port(name: str, port: Any) -> None:
@@ -67,6 +89,35 @@ def _check_address(name: str, address: Any) -> None:
     except ValueError:
         remedy = "Write an IP address of the host, or 0.0.0.0 for all of them; without it, it is 127.0.0.1."
         raise InstanceError(name, "address", address, "is no IP address", remedy) from None
+
+
+def _check_endpoint(name: str, endpoint: Any) -> None:
+    """Where clients reach the instance: a URL of scheme, host and port, to which paths such as /v1 are added."""
+    if endpoint is None:
+        return
+    text = str(endpoint)
+    try:
+        url = urlsplit(text)
+        good = url.scheme in ("http", "https") and url.hostname and (url.port is None or url.port > 0)
+    except ValueError:
+        good, url = False, urlsplit("")
+    if (
+        not good
+        or re.search(r"\s", text)
+        or url.path not in ("", "/")
+        or url.query
+        or url.fragment
+        or "@" in url.netloc
+    ):
+        remedy = "Write http(s)://host[:port] without a path, e.g. https://llm.example.org or http://10.0.0.7:8000."
+        # A URL may hold a password: what stands before the host is not shown.
+        shown = re.sub(r"//.*@", "//...@", text) if isinstance(endpoint, str) else endpoint
+        raise InstanceError(name, "endpoint", shown, "is no URL of a server", remedy)
+
+
+def _check_switch(name: str, variable: str, value: Any) -> None:
+    if value is not None and as_boolean(value) is None:
+        raise InstanceError(name, variable, value, "is no boolean", "Write true or false.")
 
 
 def _check_variable(name: str, variable: str, value: Any) -> None:

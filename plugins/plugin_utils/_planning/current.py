@@ -13,6 +13,7 @@ from .case import Case, basis_of
 from .hosts import Gpu
 from .parallelism import Layout
 from .search import Choice, base_settings, default_sequences, default_tokens, has_room, keeps, predict
+from .verdicts import FITTING
 
 
 def keep_current(case: Case, current: Mapping[str, Any] | None) -> Choice | None:
@@ -20,14 +21,13 @@ def keep_current(case: Case, current: Mapping[str, Any] | None) -> Choice | None
 
     Returns None where anything was changed, a GPU is gone or the engine would no longer fit: then it is planned anew.
     """
-    if not current or current.get("verdict") not in ("fits", "fits_reduced") or current.get("basis") != basis_of(case):
+    if not current or current.get("verdict") not in FITTING or current.get("basis") != basis_of(case):
         return None
     gpus = _gpus(case, current.get("devices") or {})
     parallel = current.get("parallel") or {}
     tensor, pipeline = int(parallel.get("tensor_parallel_size") or 1), int(parallel.get("pipeline_parallel_size") or 1)
-    if len(gpus) != tensor * pipeline:
-        return None
-    return _check(case, Layout(tensor, pipeline, gpus), current)
+    layout = Layout(tensor, pipeline, gpus, case.engines_here)
+    return _check(case, layout, current) if len(gpus) == layout.size else None
 
 
 def _gpus(case: Case, devices: Mapping[str, Any]) -> tuple[Gpu, ...]:
@@ -57,7 +57,10 @@ def _check(case: Case, layout: Layout, current: Mapping[str, Any]) -> Choice | N
             kv_cache_memory_bytes=case.pins.integer("kv_cache_memory_bytes") or int(values["kv_cache_memory_bytes"]),
         )
     found = predict(case, layout, settings)
-    reduced = current["verdict"] == "fits_reduced" or context < case.goal.context
+    reduced = (context, goal.sequences) < (
+        case.goal.context,
+        case.goal.sequences,
+    ) or goal.sequences < case.goal.sequences
     if reduced:
         return Choice(found, goal, reduced=True, fits=True) if has_room(case, found) and found.holds(1, 16) else None
     return Choice(found, goal, reduced=False, fits=True) if keeps(case, found, goal) else None

@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from . import overhead
+from .budget import Prediction, least_capability
 from .case import Case
 from .estimate import GIB
-from .hosts import Gpu
-from .parallelism import Layout, division_faults
+from .hosts import Gpu, Host
+from .parallelism import Layout, division_faults, divisors, link, nearest
+from .reasons import why_one_gpu, why_pipeline_parallel, why_tensor_parallel
 from .search import (
     LEAST_USEFUL_CONTEXT,
     Choice,
@@ -20,11 +25,13 @@ from .search import (
     batch_limits,
     choose_settings,
     has_room,
+    lacks_room,
     longest_context,
     predict,
     with_memory,
 )
 
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MOST_GPUS = 64
 GPUS_OF_A_HOST = 8
 """The most that hosts are commonly built with; more GPUs than that are thought of as several hosts."""
@@ -55,48 +62,47 @@ def _parallel(case: Case, choice: Choice) -> Iterator[Decision]:
             "nothing is started",
         )
         return
-    if "tensor_parallel_size" in case.pins or "pipeline_parallel_size" in case.pins:
+    if all(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size")):
         return
     if layout.size == 1:
+        more = sum(len(host.gpus) for host in case.hosts) > 1
         yield _decision(
             1,
             f"one GPU: {layout.gpus[0].label}",
-            "the promise fits there; more GPUs are capacity, not speed",
-            "the KV pool of the other GPUs is not used",
+            why_one_gpu(case, choice),
+            "the KV pool of the other GPUs is not used" if more else "none",
         )
         return
+    reasons = [why_tensor_parallel(case, choice), why_pipeline_parallel(case, choice)]
     yield _decision(
         1,
         f"{layout.size} GPUs: tensor parallel {layout.tensor_parallel_size}, "
-        f"pipeline parallel {layout.pipeline_parallel_size}",
-        "the fewest GPUs that keep the promise" if not choice.reduced else "all that there is, and not enough",
+        f"pipeline parallel {layout.pipeline_parallel_size}"
+        + (f", data parallel {layout.data_parallel_size}" if layout.data_parallel_size > 1 else ""),
+        "; ".join(reason for reason in reasons if reason) or "data_parallel_size is pinned",
         "communication between the GPUs in every layer" if layout.tensor_parallel_size > 1 else "latency of the stages",
     )
 
 
 def _length(case: Case, choice: Choice) -> Iterator[Decision]:
     goal, asked = choice.goal, case.goal
+    costs = {"context": "longer requests are refused", "sequences": "further requests wait, or preempt each other"}
+    names = {"context": "context", "sequences": "requests at once"}
     if not case.workload.stated and "max_model_len" not in case.pins:
         yield _decision(
             2,
             f"planned for one request of {goal.context:,} tokens",
             "no workload is stated; state workload.context and workload.sequences to plan for the real load",
-            "longer requests are refused",
+            costs["context"],
         )
-    if choice.reduced and goal.context < asked.context:
-        yield _decision(
-            2,
-            f"context cut from {asked.context:,} to {goal.context:,} tokens",
-            "the KV pool holds no more",
-            "longer requests are refused",
-        )
-    if choice.reduced and goal.sequences < asked.sequences:
-        yield _decision(
-            2,
-            f"requests at once cut from {asked.sequences} to {goal.sequences}",
-            "the KV pool holds no more",
-            "further requests wait, or preempt each other",
-        )
+    for cut in case.cuts:
+        decision = f"{names[cut.promise]} cut from {cut.asked:,} to {cut.kept:,}"
+        yield _decision(2, decision, cut.why, costs[cut.promise])
+    held = {"context": (asked.context, goal.context), "sequences": (asked.sequences, goal.sequences)}
+    for promise, (before, after) in held.items():
+        if choice.reduced and after < before:
+            decision = f"{names[promise]} cut from {before:,} to {after:,}"
+            yield _decision(2, decision, "the KV pool holds no more", costs[promise])
 
 
 def _room(case: Case, choice: Choice) -> Iterator[Decision]:
@@ -113,41 +119,77 @@ def _room(case: Case, choice: Choice) -> Iterator[Decision]:
 def _idle(case: Case, choice: Choice) -> Iterator[Decision]:
     """Cards that the engine does not take: what they could do, as replicas or as a larger tensor parallel size."""
     layout = choice.start.layout
+    if not choice.fits or layout.hosts > 1:
+        return
     taken = {(gpu.host_index, gpu.uuid or gpu.index) for gpu in layout.gpus}
     for host in case.hosts:
         idle = [gpu for gpu in host.gpus if (gpu.host_index, gpu.uuid or gpu.index) not in taken and not gpu.shared]
-        if not idle or layout.hosts > 1:
+        if not idle:
             continue
-        replicas = len(idle) // layout.size
+        replicas = len(_replicas(case, choice, replace(host, gpus=tuple(idle))))
         yield _decision(
             1,
             f"{_count(len(idle), 'GPU')} of {host.name} idle",
             f"{_count(replicas, 'more replica')} of this engine would fit there"
             if replicas
-            else "too few for another replica",
+            else "no replica of this engine would fit there",
             "none; replicas add throughput, a larger tensor parallel size adds communication",
         )
         if len(idle) >= layout.size and idle[0].host_index == layout.gpus[0].host_index:
-            yield from _larger_division(case, choice, tuple(idle[: layout.size]))
+            yield from _larger_division(case, choice, host, tuple(idle[: layout.size]))
 
 
-def _larger_division(case: Case, choice: Choice, idle: tuple[Gpu, ...]) -> Iterator[Decision]:
+def _replicas(case: Case, choice: Choice, idle: Host) -> list[tuple[Gpu, ...]]:
+    """The groups of idle cards that would keep what this engine keeps."""
+    layout, groups = choice.start.layout, []
+    while len(idle.gpus) >= layout.size:
+        gpus = nearest(idle, layout.size)
+        if not _as_roomy(layout.gpus, gpus):
+            there = choose_settings(case, replace(layout, gpus=gpus))
+            if (
+                not there.fits
+                or there.goal.sequences < choice.goal.sequences
+                or there.goal.context < choice.goal.context
+            ):
+                break
+        groups.append(gpus)
+        idle = replace(idle, gpus=tuple(gpu for gpu in idle.gpus if gpu not in gpus))
+    return groups
+
+
+def _as_roomy(chosen: Sequence[Gpu], others: Sequence[Gpu]) -> bool:
+    """Whether others are cards of the same kind with as much free memory, so that nothing need be computed."""
+    kinds = {(gpu.name, gpu.total_bytes) for gpu in (*chosen, *others)}
+    return len(kinds) == 1 and min(gpu.free_bytes for gpu in others) >= min(gpu.free_bytes for gpu in chosen)
+
+
+def _larger_division(case: Case, choice: Choice, host: Host, idle: tuple[Gpu, ...]) -> Iterator[Decision]:
     """One engine over twice the cards against two engines: KV gained, communication paid; to be measured by tuning."""
     layout, start = choice.start.layout, choice.start
     size = 2 * layout.tensor_parallel_size
-    pinned = "tensor_parallel_size" in case.pins or "kv_cache_memory_bytes" in case.pins
+    pinned = any(name in case.pins for name in ("tensor_parallel_size", "kv_cache_memory_bytes", "data_parallel_size"))
     apart = layout.pipeline_parallel_size > 1 or any(gpu.divided for gpu in idle)
-    if pinned or apart or division_faults(case.shape, size):
+    if pinned or apart or start.settings.kv_cache_memory_bytes or not start.tokens("value"):
+        return
+    if division_faults(case.shape, size):
         return
     larger = predict(case, Layout(size, 1, layout.gpus + idle), start.settings)
-    if start.tokens("value") and larger.tokens("value") > 2 * start.tokens("value"):
-        yield _decision(
-            1,
-            f"not divided over {size} GPUs, though their KV pool would hold {larger.tokens('value'):,} tokens",
-            f"two engines hold {2 * start.tokens('value'):,} and never wait for each other; "
-            "pin tensor_parallel_size and measure, if one long queue matters more",
-            "the weights are stored twice",
-        )
+    now, then = start.tokens("value"), larger.tokens("value")
+    links = sorted(
+        {
+            link(host, left.index, right.index) or "an unknown link"
+            for left, right in itertools.combinations(larger.layout.gpus, 2)
+        }
+    )
+    share = case.shape.hidden_size * overhead.DTYPE_BYTES.get(start.settings.dtype, 2) / 1024
+    yield _decision(
+        1,
+        f"not divided over {size} GPUs, where one engine would hold {then:,} tokens of KV cache",
+        f"KV gained: {then - now:+,} tokens, and {then - 2 * now:+,} against two engines of {now:,}; communication "
+        f"paid: each token passes 2 all-reduces of {share:g} KiB in each of {case.shape.num_layers} layers, over "
+        f"{', '.join(links)}",
+        f"what it does to latency is to be measured by tuning: pin tensor_parallel_size {size} and compare",
+    )
 
 
 def _count(number: int, noun: str) -> str:
@@ -164,7 +206,7 @@ def warnings_of(case: Case, choice: Choice | None) -> list[str]:
         warnings.append(
             f"unverified: the memory of {case.shape.model_type} is not understood; the low end is planned with"
         )
-    if checkpoint.get("requires_trust_remote_code") and not case.instance.get("trust_remote_code"):
+    if checkpoint.get("requires_trust_remote_code") and not case.trusts_remote_code:
         warnings.append(
             "the checkpoint brings Python code; if vLLM asks for it, read the code and set trust_remote_code: true"
         )
@@ -174,16 +216,9 @@ def warnings_of(case: Case, choice: Choice | None) -> list[str]:
 
 
 def _choice_warnings(case: Case, choice: Choice) -> Iterator[str]:
-    asked, most = case.workload.context, case.shape.max_model_len
-    if asked and most and asked > most and "max_model_len" not in case.pins:
-        yield f"workload.context {asked:,} is more than the model's {most:,}; {most:,} are planned"
-    pinned = case.pins.integer("max_model_len")
-    if pinned and asked and asked > pinned:
-        yield f"workload.context {asked:,} is more than the pinned max_model_len {pinned:,}: longer ones are refused"
+    pinned, most = case.pins.integer("max_model_len"), case.shape.max_model_len
     if pinned and most and pinned > most:
-        yield (
-            f"max_model_len {pinned:,} is more than the model's {most:,}: vLLM refuses it unless rope scaling is set"
-        )
+        yield f"max_model_len {pinned:,} is more than the model's {most:,}: check the answers to long requests"
     for budget in choice.start.budgets:
         if "gpu_memory_utilization" in case.pins and budget.headroom.low < case.headroom(budget.gpu.total_bytes):
             yield (
@@ -197,16 +232,21 @@ def needs_of(case: Case, choice: Choice | None) -> list[str]:
     """What would make it fit, each way by itself; computed, not guessed."""
     if choice is None:
         return [_no_layout(case)]
-    needs = [*_more_gpus(case, choice), *_less_context(case, choice), *_fewer_bits(case, choice)]
+    remedies = [cut.remedy for cut in case.cuts]
+    if choice.fits and not choice.reduced:
+        return remedies
+    needs = [*_more_gpus(case, choice), *_less_context(case, choice), *_fewer_bits(case, choice), *remedies]
     return needs or [_breakdown(case, choice)]
 
 
 def _no_layout(case: Case) -> str:
-    tensor, pipeline = case.pins.integer("tensor_parallel_size"), case.pins.integer("pipeline_parallel_size")
-    wanted = (tensor or 1) * (pipeline or 1)
+    pinned = {name: case.pins.integer(name) for name in SIZES}
+    wanted = math.prod(size or 1 for size in pinned.values())
     have = ", ".join(f"{host.name}: {len(host.gpus)}" for host in case.hosts)
-    sizes = f"tensor_parallel_size {tensor or 1} x pipeline_parallel_size {pipeline or 1}"
-    return f"{wanted} GPUs ({sizes}); usable are {have}"
+    sizes = " x ".join(f"{name} {size or 1}" for name, size in pinned.items() if size or name != "data_parallel_size")
+    most = max(len(host.gpus) for host in case.hosts)
+    right = ", ".join(str(size) for size in divisors(case.shape, most, bool(case.pins.flag("enable_expert_parallel"))))
+    return f"{_count(wanted, 'GPU')} ({sizes}); usable are {have}; tensor_parallel_size could be {right}"
 
 
 def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
@@ -216,10 +256,12 @@ def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
     expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
     pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
     for tensor, stages in _sizes_to_imagine(case, per_host, expert_parallel):
-        if tensor * stages <= choice.start.layout.size:
+        size = tensor * stages * case.engines_here
+        if size <= choice.start.layout.size:
             continue
-        imagined = tuple(_copy(largest, rank % tensor, rank // tensor) for rank in range(tensor * stages))
-        if choose_settings(case, Layout(tensor, stages, imagined)).reduced is False:
+        gpus = tuple(_copy(largest, rank % tensor, rank // tensor) for rank in range(size))
+        imagined = Layout(tensor, stages, gpus, case.engines_here)
+        if not lacks_room(case, imagined) and not choose_settings(case, imagined).reduced:
             yield _imagined_gpus(largest.name, tensor, stages) + (" in place of the pinned sizes" if pinned else "")
             return
 
@@ -252,25 +294,43 @@ def _less_context(case: Case, choice: Choice) -> Iterator[str]:
     if longest and longest < choice.goal.context:
         yield f"a context of at most {longest:,} tokens for one request (max_model_len, now {choice.goal.context:,})"
     elif case.goal.sequences > 1 and longest:
-        several = longest_context(found, case.goal.sequences, case.goal.context)
+        several = longest_context(found, case.goal.sequences_per_engine, case.goal.context)
         if 0 < several < case.goal.context:
             yield f"a context of {several:,} tokens for {case.goal.sequences} requests at once"
 
 
 def _fewer_bits(case: Case, choice: Choice) -> Iterator[str]:
-    """What an 8-bit checkpoint would do on the same GPUs, where this one has 16 bits."""
-    if case.precision.quantization or case.shape.quantization is not None:
+    """What a smaller checkpoint or KV cache would do on the same GPUs: 8 bits, 4 where those are too many."""
+    unquantised = not case.precision.quantization and case.shape.quantization is None
+    for article, bits, method in (("an", 8, "fp8"), ("a", 4, "bitsandbytes")) if unquantised else ():
+        found, longest = _imagined_precision(case, choice, quantization=method)
+        if longest < LEAST_USEFUL_CONTEXT:
+            continue
+        was, now = (sum(item.weights.value for item in start.budgets) for start in (choice.start, found))
+        limit = "" if longest >= case.goal.context // 16 * 16 else f" and a context of {longest:,} tokens"
+        yield f"{article} {bits}-bit checkpoint ({now / GIB:.1f} GiB of weights in place of {was / GIB:.1f}){limit}"
+        if not limit:
+            break
+    capability = least_capability(choice.start.layout.gpus)
+    if "kv_cache_dtype" in case.pins or case.precision.kv_cache_dtype != "auto" or not choice.start.kv.groups:
         return
+    if capability and float(capability) >= FP8_CAPABILITY:
+        _found, longest = _imagined_precision(case, choice, kv_cache_dtype="fp8")
+        if longest >= case.goal.context // 16 * 16:
+            yield "kv_cache_dtype: fp8 (half the KV cache; compare answers before you rely on it)"
+
+
+FP8_CAPABILITY = 8.9
+"""Least compute capability that computes in FP8."""
+
+
+def _imagined_precision(case: Case, choice: Choice, **precision: str) -> tuple[Prediction, int]:
+    """The same GPUs with another precision, and the context that the promised requests could have there."""
     goal, layout = case.goal, choice.start.layout
     sequences, tokens = list(batch_limits(case, layout, goal))[-1]
-    settings = replace(base_settings(case, layout, goal, sequences, tokens), quantization="fp8")
+    settings = replace(base_settings(case, layout, goal, sequences, tokens), **precision)  # type: ignore[arg-type]
     found = with_memory(case, layout, settings, goal)
-    longest = longest_context(found, goal.sequences, goal.context)
-    if not has_room(case, found) or longest < LEAST_USEFUL_CONTEXT:
-        return
-    was, now = (sum(item.weights.value for item in start.budgets) for start in (choice.start, found))
-    limit = f" and a context of {longest:,} tokens" if longest < goal.context // 16 * 16 else ""
-    yield f"an 8-bit checkpoint ({now / GIB:.1f} GiB of weights in place of {was / GIB:.1f}){limit}"
+    return found, longest_context(found, goal.sequences_per_engine, goal.context) if has_room(case, found) else 0
 
 
 def _breakdown(case: Case, choice: Choice) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils._checkpoint import describe_config
+from .case import read_case
 from .checks import check_instance
-from .errors import InstanceError
+from .errors import Faults, InstanceError, refused_pin
 from .hosts import CONTAINER_PREFIX, own_memory_mib
 from .plan import plan
-
-FITTING = ("fits", "fits_reduced")
+from .verdicts import FITTING
 
 PASSED_ON = (
     "name",
@@ -48,13 +48,10 @@ def plan_instances(
     Where one after the other leaves no room for the last, all are planned again as neighbours on shared cards: each
     takes a KV pool in bytes for its promise, and no share of the whole card.
 
-    Raises: InstanceError for an instance that nobody can plan with, two instances of one name or one port.
+    Raises: InstanceError with all that is wrong with all instances: what nobody can plan with, two of one name or port.
     """
-    for instance in instances:
-        check_instance(instance)
-    _check_unique(instances)
     named = [_name_host(host, inventory_hosts, index) for index, host in enumerate(hosts)]
-    complete, refusals = _complete(instances, checkpoints, current_plans or {}, receipts or {})
+    complete, refusals = _checked(instances, checkpoints, current_plans or {}, receipts or {}, named)
     plans = _one_after_the_other(complete, named, shared=False)
     crowded = len(instances) > 1 and any(item["verdict"] == "does_not_fit" for item in plans)
     if crowded:
@@ -67,18 +64,46 @@ def _fitting(plans: Sequence[Mapping[str, Any]]) -> int:
     return sum(item["verdict"] in FITTING for item in plans)
 
 
-def _check_unique(instances: Sequence[Mapping[str, Any]]) -> None:
+def _checked(
+    instances: Sequence[Mapping[str, Any]],
+    checkpoints: Mapping[str, Mapping[str, Any]],
+    current_plans: Mapping[str, Mapping[str, Any]],
+    receipts: Mapping[str, Mapping[str, Any]],
+    hosts: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The instances with all that plan() takes, and for each the warnings about a receipt that is none."""
+    faults, complete, refusals, refused = Faults(), [], [], []
+    for instance in instances:
+        faults.attempt(check_instance, instance)
+        whole, refusal = _complete(instance, current_plans, receipts)
+        whole["checkpoint"] = faults.attempt(_checkpoint, instance, checkpoints) or EMPTY_CHECKPOINT
+        read = faults.attempt(read_case, whole, hosts)
+        refused += [refused_pin(read.name, dict(error)) for error in read.errors] if read else []
+        complete.append(whole)
+        refusals.append(refusal)
+    _check_unique(instances, faults)
+    if faults.found:
+        names = [host["name"] for host in hosts]
+        faults.found = [error.on(names) for error in (*faults.found, *refused)]
+        faults.refuse()
+    return complete, refusals
+
+
+EMPTY_CHECKPOINT: dict[str, Any] = {"layers": [{"count": 1}]}
+"""Stands in for a checkpoint that is not described, so that what else is wrong is found as well."""
+
+
+def _check_unique(instances: Sequence[Mapping[str, Any]], faults: Faults) -> None:
     for key, remedy in (("name", "Give each instance its own name."), ("port", "Give each instance its own port.")):
         seen: dict[Any, str] = {}
         for instance in instances:
-            value = (
-                (instance.get("address") or "127.0.0.1", int(instance.get("port") or 8000))
-                if key == "port"
-                else instance.get(key)
-            )
+            value = instance.get(key)
+            if key == "port":
+                value = (instance.get("address") or "127.0.0.1", str(instance.get("port") or 8000))
             name = str(instance.get("name") or "")
             if value in seen:
-                raise InstanceError(name, key, instance.get(key), f"is also that of instance '{seen[value]}'", remedy)
+                fault = f"is also that of instance '{seen[value]}'"
+                faults.found.append(InstanceError(name, key, instance.get(key), fault, remedy))
             seen[value] = name
 
 
@@ -89,24 +114,19 @@ def _name_host(host: Mapping[str, Any], names: Sequence[str], index: int) -> dic
 
 
 def _complete(
-    instances: Sequence[Mapping[str, Any]],
-    checkpoints: Mapping[str, Mapping[str, Any]],
+    instance: Mapping[str, Any],
     current_plans: Mapping[str, Mapping[str, Any]],
     receipts: Mapping[str, Mapping[str, Any]],
-) -> tuple[list[dict[str, Any]], list[list[str]]]:
-    """The instances with all that plan() takes, and for each the warnings about a receipt that is none."""
-    complete, refusals = [], []
-    for instance in instances:
-        name = str(instance.get("name") or "")
-        whole = {**instance, "checkpoint": _checkpoint(instance, checkpoints), "path": instance.get("checkpoint")}
-        if current_plans.get(name):
-            whole["current_plan"] = current_plans[name]
-        given = instance.get("receipt") or receipts.get(name)
-        fault = receipt_fault(given) if given else None
-        whole["receipt"] = None if fault else given
-        complete.append(whole)
-        refusals.append([f"the receipt is not used: {fault}; the next start writes it again"] if fault else [])
-    return complete, refusals
+) -> tuple[dict[str, Any], list[str]]:
+    """An instance with the plan that runs now and its receipt, and the warning about a receipt that is none."""
+    name = str(instance.get("name") or "")
+    whole = {**instance, "path": instance.get("checkpoint")}
+    if current_plans.get(name):
+        whole["current_plan"] = current_plans[name]
+    given = instance.get("receipt") or receipts.get(name)
+    fault = receipt_fault(given) if given else None
+    whole["receipt"] = None if fault else given
+    return whole, [f"the receipt is not used: {fault}; the next start writes it again"] if fault else []
 
 
 def receipt_fault(receipt: Any) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import Faults, InstanceError
 from .estimate import MIB
 
 CONTAINER_PREFIX = "vllm-"
@@ -68,18 +69,74 @@ def _cards() -> dict[str, Any]:
 
 
 def read_hosts(facts: Sequence[Mapping[str, Any]], instance: Mapping[str, Any]) -> tuple[Host, ...]:
-    """The hosts with those GPUs that the instance may use: all that work, or the subset in its `gpus`."""
-    return tuple(_read_host(index, host, instance) for index, host in enumerate(facts))
+    """The hosts with those GPUs that the instance may use: all that work, or the subset in its `gpus`.
+
+    Raises: InstanceError for a subset that is no list, is empty, or names what none of the hosts has.
+    """
+    wanted = _subset(instance)
+    if wanted is not None:
+        _check_subset(str(instance.get("name") or ""), wanted, facts)
+    return tuple(_read_host(index, host, instance, wanted) for index, host in enumerate(facts))
 
 
-def _read_host(position: int, facts: Mapping[str, Any], instance: Mapping[str, Any]) -> Host:
-    name = str(facts.get("name") or facts.get("inventory_hostname") or f"host{position}")
-    devices = [device for gpu in facts.get("gpus") or () for device in _devices(gpu)]
-    usable = [gpu for gpu in devices if gpu.get("memory_total_mib") and gpu.get("state") in (None, "ok")]
+def _subset(instance: Mapping[str, Any]) -> list[str] | None:
+    """The indices and UUIDs in `gpus` as texts; None where all GPUs may be used."""
     subset = instance.get("gpus")
-    if subset:
-        wanted = {str(item) for item in subset}
-        usable = [gpu for gpu in usable if {str(gpu.get("index")), str(gpu.get("uuid"))} & wanted]
+    if subset is None:
+        return None
+    name, example = str(instance.get("name") or ""), "Write a list of indices or UUIDs, e.g. gpus: [0, 1]"
+    if not isinstance(subset, Sequence) or isinstance(subset, str):
+        raise InstanceError(name, "gpus", subset, "is no list", f"{example}; leave it out for all GPUs.")
+    if not subset:
+        raise InstanceError(name, "gpus", [], "names no GPU", f"{example}; leave it out for all GPUs.")
+    return [str(item) for item in subset]
+
+
+def _check_subset(name: str, wanted: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:
+    """Every name of a GPU must be that of one that works, on one of the hosts at least."""
+    devices = [(host_name(host, index), device) for index, host in enumerate(facts) for device in _all_devices(host)]
+    if not devices:
+        return
+    faults = Faults()
+    for item in wanted:
+        named = [device for _host, device in devices if item in _names(device)]
+        if any(_works(device) for device in named):
+            continue
+        fault = f"names a GPU that does not work ({named[0].get('state')})" if named else "names no GPU there"
+        there = (
+            "; ".join(f"{host}: {_label(device)}" for host, device in devices if _works(device)) or "none that works"
+        )
+        faults.found.append(InstanceError(name, "gpus", item, fault, f"There are {there}."))
+    faults.refuse()
+
+
+def host_name(facts: Mapping[str, Any], position: int) -> str:
+    return str(facts.get("name") or facts.get("inventory_hostname") or f"host{position}")
+
+
+def _all_devices(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [device for gpu in facts.get("gpus") or () for device in _devices(gpu)]
+
+
+def _works(device: Mapping[str, Any]) -> bool:
+    return bool(device.get("memory_total_mib")) and device.get("state") in (None, "ok")
+
+
+def _names(device: Mapping[str, Any]) -> set[str]:
+    return {str(device[key]) for key in ("index", "uuid") if device.get(key) not in (None, "")}
+
+
+def _label(device: Mapping[str, Any]) -> str:
+    return " ".join(str(device[key]) for key in ("index", "uuid", "name") if device.get(key) not in (None, ""))
+
+
+def _read_host(
+    position: int, facts: Mapping[str, Any], instance: Mapping[str, Any], wanted: Sequence[str] | None
+) -> Host:
+    name = host_name(facts, position)
+    usable = [device for device in _all_devices(facts) if _works(device)]
+    if wanted is not None:
+        usable = [device for device in usable if _names(device) & set(wanted)]
     container = CONTAINER_PREFIX + str(instance.get("name") or "")
     gpus = tuple(_read_gpu(name, position, gpu, container) for gpu in usable)
     return Host(name=name, gpus=gpus, links=facts.get("links") or (), facts=facts)

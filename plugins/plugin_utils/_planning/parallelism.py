@@ -25,24 +25,34 @@ EXHAUSTIVE_GPUS = 8
 """Up to so many GPUs all subsets are compared; beyond, neighbours are taken in the order of the best link."""
 
 
+LARGEST_DIVISION = 64
+"""The largest tensor parallel size that is spoken of."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """One way to divide an engine: its sizes and the GPUs in rank order (pipeline stage by stage)."""
+    """One way to divide an engine: its sizes and the GPUs in rank order (engine by engine, stage by stage)."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     gpus: tuple[Gpu, ...]
+    data_parallel_size: int = 1
 
     @property
     def size(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def hosts(self) -> int:
         return len({gpu.host_index for gpu in self.gpus})
 
     def stage(self, rank: int) -> int:
-        return rank // self.tensor_parallel_size
+        return rank % (self.tensor_parallel_size * self.pipeline_parallel_size) // self.tensor_parallel_size
+
+
+def divisors(shape: Dimensions, most: int, expert_parallel: bool = False) -> list[int]:
+    """The tensor parallel sizes up to most by which the model can be divided."""
+    return [size for size in range(1, most + 1) if not division_faults(shape, size, expert_parallel)]
 
 
 def division_faults(shape: Dimensions, tensor_parallel_size: int, expert_parallel: bool = False) -> list[str]:
@@ -103,21 +113,30 @@ def block_size(quantization: Mapping[str, Any] | None) -> int | None:
 
 
 def layouts(
-    shape: Dimensions, hosts: Sequence[Host], tensor: int | None, pipeline: int | None, expert_parallel: bool = False
+    shape: Dimensions,
+    hosts: Sequence[Host],
+    tensor: int | None,
+    pipeline: int | None,
+    expert_parallel: bool = False,
+    engines: int = 1,
 ) -> Iterator[Layout]:
     """The layouts to try, in the order of preference: one GPU, the fewest GPUs of one host, then over hosts.
 
-    tensor and pipeline are pins. On one host tensor parallelism comes first; pipeline stages are for what cannot be
-    divided evenly, and for several hosts (tensor parallelism within a host, one or more stages a host).
+    tensor, pipeline and engines (the data parallel size) are pins; several engines stand on one host. There tensor
+    parallelism comes first; pipeline stages are for what cannot be divided evenly, and for several hosts (tensor
+    parallelism within a host, one or more stages a host).
     """
     seen = set()
+    chosen: dict[tuple[int, int], tuple[Gpu, ...]] = {}
     for tp, pp, span in _sizes(shape, hosts, tensor, pipeline, expert_parallel):
         if (tp, pp, span) in seen or (shape.num_layers and pp > shape.num_layers):
             continue
         seen.add((tp, pp, span))
-        gpus = _choose(hosts, tp, pp, span)
-        if gpus:
-            yield Layout(tp, pp, gpus)
+        wanted = (tp * pp * engines, span)
+        if wanted not in chosen:
+            chosen[wanted] = _choose(hosts, *wanted) if span == 1 or engines == 1 else ()
+        if chosen[wanted]:
+            yield Layout(tp, pp, chosen[wanted], engines)
 
 
 def _sizes(
@@ -126,7 +145,7 @@ def _sizes(
     """(tensor, pipeline, hosts), in order of preference."""
     hosts = [host if not any(gpu.divided for gpu in host.gpus) else _alone(host) for host in hosts]
     most = max((len(host.gpus) for host in hosts), default=0)
-    degrees = [tensor] if tensor else [n for n in range(1, most + 1) if not division_faults(shape, n, expert_parallel)]
+    degrees = [tensor] if tensor else divisors(shape, most, expert_parallel)
     if pipeline in (None, 1):
         for tp in degrees:
             yield tp, 1, -(-tp // most) if most else 1
@@ -149,10 +168,10 @@ def _stages(span: int, per_host: int, pipeline: int | None) -> Iterable[int]:
     return [span * n for n in range(1, per_host + 1) if pipeline in (None, span * n)]
 
 
-def _choose(hosts: Sequence[Host], tp: int, pp: int, span: int) -> tuple[Gpu, ...]:
+def _choose(hosts: Sequence[Host], size: int, span: int) -> tuple[Gpu, ...]:
     """The GPUs of a layout: as many of each host, in the hosts' order; empty where the hosts do not have them."""
-    per_host = tp * pp // span
-    if per_host * span != tp * pp:
+    per_host = size // span
+    if per_host * span != size:
         return ()
     enough = [host for host in hosts if len(host.gpus) >= per_host]
     if len(enough) < span:
@@ -175,7 +194,8 @@ def nearest(host: Host, count: int) -> tuple[Gpu, ...]:
         return (max(host.gpus, key=_free_steps),)
     if _alike(host):
         return host.gpus[:count]
-    return max(_subsets(host, count), key=lambda gpus: _score(host, gpus))
+    apart = {(left.index, right.index): distance(host, left, right) for left in host.gpus for right in host.gpus}
+    return max(_subsets(host, count, apart), key=lambda gpus: _score(gpus, apart))
 
 
 def _alike(host: Host) -> bool:
@@ -189,35 +209,37 @@ def _free_steps(gpu: Gpu) -> int:
     return gpu.free_bytes // (1024 * MIB)
 
 
-def _subsets(host: Host, count: int) -> Iterator[tuple[Gpu, ...]]:
+def _subsets(host: Host, count: int, apart: Mapping[tuple[int, int], int]) -> Iterator[tuple[Gpu, ...]]:
     if len(host.gpus) <= EXHAUSTIVE_GPUS:
         yield from itertools.combinations(host.gpus, count)
         return
     for first in host.gpus:
-        near = sorted(host.gpus, key=lambda gpu: (-_free_steps(gpu), distance(host, first, gpu), gpu.index))
+        near = sorted(host.gpus, key=lambda gpu: (-_free_steps(gpu), apart[first.index, gpu.index], gpu.index))
         yield tuple(sorted(near[:count], key=lambda gpu: gpu.index))
 
 
-def _score(host: Host, gpus: Sequence[Gpu]) -> tuple[int, int, int, int]:
+def _score(gpus: Sequence[Gpu], apart: Mapping[tuple[int, int], int]) -> tuple[int, int, int, int]:
     """Larger is better: one kind of card, the least free memory among them, the sum of distances."""
     kinds = len({(gpu.name, gpu.total_bytes // (1024 * MIB)) for gpu in gpus})
-    apart = sum(distance(host, left, right) for left, right in itertools.combinations(gpus, 2))
+    indices = [gpu.index for gpu in gpus]
+    total = sum(map(apart.__getitem__, itertools.combinations(indices, 2)))
     numa = len({gpu.numa_node for gpu in gpus})
-    return -kinds, min(_free_steps(gpu) for gpu in gpus), -apart, -numa
+    return -kinds, min(map(_free_steps, gpus)), -total, -numa
 
 
 def distance(host: Host, left: Gpu, right: Gpu) -> int:
     """How far two GPUs of a host are apart: 0 for itself, NVLink 1 to 19 by its number of links, then PCIe."""
     if left.index == right.index:
         return 0
-    link = _link(host, left.index, right.index)
-    nvlink = re.match(r"NV(\d+)", link)
+    name = link(host, left.index, right.index)
+    nvlink = re.match(r"NV(\d+)", name)
     if nvlink:
         return max(1, 19 - int(nvlink.group(1)))
-    return LINK_DISTANCE.get(link, 60)
+    return LINK_DISTANCE.get(name, 60)
 
 
-def _link(host: Host, row: int, column: int) -> str:
+def link(host: Host, row: int, column: int) -> str:
+    """The connection of two GPUs by nvidia-smi's name (NV18, PHB, SYS); empty where it is not known."""
     try:
         cell = host.links[row][column]
     except (IndexError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from .case import Case, Goal, basis_of, fingerprint, read_case
 from .current import keep_current
 from .decisions import decisions_of, needs_of, warnings_of
 from .overhead import coefficients
-from .parallelism import division_faults
+from .parallelism import LARGEST_DIVISION, division_faults, divisors
 from .search import Choice, choose
 
 Plan = dict[str, Any]
@@ -47,11 +47,11 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
             `current_plan` (optional) is the plan that runs now.
         hosts: what gpu_info returns, in rank order; `name` (optional) is the inventory name.
 
-    Returns: the plan: `verdict`, `release`, `parallel`, `budget` (GiB of each GPU, each term with value, low, high and
-        source), `kv` (`bytes_per_token` and `pool_gib` of one GPU; `tokens` and `max_concurrency` as vLLM logs them,
-        with `_low` and `_high`), `arguments`, `environment`, `decisions`, `warnings`, `needs`, `errors` (arguments that
-        the release does not take), `devices` (host name to UUIDs), `workload` (what is kept of the promise), `basis` (a
-        fingerprint of what was asked for), `planner` (one of the planner's coefficients).
+    Returns: the plan: `verdict` (one of VERDICTS), `release`, `parallel`, `budget` (GiB of each GPU, each term with
+        value, low, high and source), `kv` (`bytes_per_token` of one GPU; `tokens` and `max_concurrency` as vLLM logs
+        them, with `_low` and `_high`), `arguments`, `environment`, `decisions`, `warnings`, `needs`, `errors`
+        (arguments that the release does not take), `devices` (host name to UUIDs), `workload` (what is kept of the
+        promise), `basis` (a fingerprint of what was asked for), `planner` (one of the planner's coefficients).
 
     Raises: InstanceError for an instance that nobody can plan with (no tag, a value of the wrong type).
     """
@@ -59,6 +59,9 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     rules = unsupported_rules(case)
     if rules:
         return _describe(case, None, "unsupported", rules)
+    refused_length = length_rule(case)
+    if refused_length:
+        return _describe(case, choose(case), "unsupported", [refused_length])
     current = instance.get("current_plan")
     kept = keep_current(case, current)
     choice = kept or choose(case)
@@ -67,14 +70,22 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     if kept and current and current.get("planner") == planner():
         return _as_it_was(current)
     verdict = verdict_of(case, choice)
-    needs = needs_of(case, choice) if verdict != "fits" else []
+    needs = needs_of(case, choice) if verdict == "does_not_fit" or is_cut(case, choice) else []
     return _describe(case, choice, verdict, needs)
 
 
 def verdict_of(case: Case, choice: Choice) -> str:
+    """unverified: the low end of what is not understood holds the promise, or what is kept of it."""
     if not choice.fits:
         return "does_not_fit"
-    return "fits_reduced" if choice.reduced and case.workload.stated else "fits"
+    if case.model.unverified:
+        return "unverified"
+    return "fits_reduced" if is_cut(case, choice) else "fits"
+
+
+def is_cut(case: Case, choice: Choice) -> bool:
+    """Whether a promise of the workload is kept in part only."""
+    return case.workload.stated and (choice.reduced or bool(case.cuts))
 
 
 def unsupported_rules(case: Case) -> list[str]:
@@ -84,13 +95,45 @@ def unsupported_rules(case: Case) -> list[str]:
     if not case.release.supports_architecture(name) and not case.pins.text("model_impl"):
         rules.append(_unknown_architecture(case, name))
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
-    tensor = case.pins.integer("tensor_parallel_size")
-    if tensor and tensor > 1:
-        faults = division_faults(case.shape, tensor, bool(case.pins.flag("enable_expert_parallel")))
-        rules += [f"tensor_parallel_size {tensor}: {fault}" for fault in faults]
+    rules += division_rules(case)
     if not any(host.gpus for host in case.hosts):
         names = ", ".join(host.name for host in case.hosts) or "no host"
         rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
+    return rules
+
+
+LENGTH_SWITCH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+STRETCHING_PINS = ("hf_overrides", "rope_scaling", "rope_theta")
+"""They change what vLLM takes for the model's maximum."""
+
+
+def length_rule(case: Case) -> str | None:
+    """vLLM refuses a max_model_len above the model's own (vllm/config/model.py, _get_and_verify_max_len)."""
+    pinned, most = case.pins.integer("max_model_len"), case.shape.max_model_len
+    environment = case.instance.get("environment") or {}
+    allowed = str(environment.get(LENGTH_SWITCH, "")).strip().lower() in ("1", "true")
+    stretched = any(name in case.pins for name in STRETCHING_PINS)
+    if not pinned or not most or pinned <= most or allowed or stretched:
+        return None
+    return (
+        f"max_model_len {pinned:,}: vLLM {case.release} refuses more than the model's {most:,}; take at most that, "
+        f"stretch the model with {'rope_scaling' if case.release.argument('rope_scaling') else 'hf_overrides'}, or set "
+        f"environment.{LENGTH_SWITCH}: '1' and check the answers"
+    )
+
+
+def division_rules(case: Case) -> list[str]:
+    """The pinned sizes by which the model cannot be divided, each with the sizes by which it can."""
+    rules = []
+    tensor, pipeline = case.pins.integer("tensor_parallel_size"), case.pins.integer("pipeline_parallel_size")
+    expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
+    faults = division_faults(case.shape, tensor, expert_parallel) if tensor else []
+    if faults:
+        right = ", ".join(str(size) for size in divisors(case.shape, LARGEST_DIVISION, expert_parallel))
+        rules.append(f"tensor_parallel_size {tensor}: {'; '.join(faults)}; sizes that divide it: {right}")
+    layers = case.shape.num_layers
+    if pipeline and layers and pipeline > layers:
+        rules.append(f"pipeline_parallel_size {pipeline}: the model has {layers} layers; 1 to {layers} divide them")
     return rules
 
 

@@ -42,15 +42,30 @@ class Choice:
 
 
 def choose(case: Case) -> Choice | None:
-    """The first layout that keeps every promise; else the one that keeps the most; None where there is no layout."""
+    """The first layout that keeps every promise; else the one that keeps the most; None where there is no layout.
+
+    Layouts whose GPUs cannot hold the weights are not predicted, but for the one that comes nearest to it.
+    """
     best: Choice | None = None
+    nearest: Layout | None = None
     for layout in case_layouts(case):
+        if lacks_room(case, layout):
+            nearest = layout if nearest is None or layout.size > nearest.size else nearest
+            continue
         choice = choose_settings(case, layout)
         if choice.fits and not choice.reduced:
             return choice
         if best is None or _keeps_more(choice, best):
             best = choice
+    if best is None and nearest is not None:
+        best = choose_settings(case, nearest)
     return best
+
+
+def lacks_room(case: Case, layout: Layout) -> bool:
+    """Whether an equal share of the weights is more than a GPU has free: no setting would help."""
+    settings = base_settings(case, layout, case.goal, 1, 1)
+    return case.model.least_weights(layout, settings) > min(gpu.free_bytes for gpu in layout.gpus)
 
 
 def _keeps_more(left: Choice, right: Choice) -> bool:
@@ -71,6 +86,7 @@ def case_layouts(case: Case) -> Iterator[Layout]:
         case.pins.integer("tensor_parallel_size"),
         case.pins.integer("pipeline_parallel_size"),
         bool(case.pins.flag("enable_expert_parallel")),
+        case.engines_here,
     )
 
 
@@ -113,10 +129,11 @@ def least_headroom(case: Case, gpu: Gpu) -> float:
 def batch_limits(case: Case, layout: Layout, goal: Goal) -> Iterator[tuple[int, int]]:
     """(max_num_seqs, max_num_batched_tokens) to try: the defaults of the release for this card, then smaller ones."""
     pinned_tokens = case.pins.integer("max_num_batched_tokens")
-    sequences = case.pins.integer("max_num_seqs") or default_sequences(case, layout.gpus[0])
+    promised = goal.sequences_per_engine
+    sequences = case.pins.integer("max_num_seqs") or max(default_sequences(case, layout.gpus[0]), promised)
     ladder = [sequences]
     if "max_num_seqs" not in case.pins:
-        ladder += [fewer for fewer in SEQUENCES_LADDER if goal.sequences <= fewer < sequences]
+        ladder += [fewer for fewer in SEQUENCES_LADDER if promised <= fewer < sequences]
     for fewer in ladder:
         yield fewer, pinned_tokens or default_tokens(case, layout.gpus[0], goal, fewer)
     if not pinned_tokens and case.model.generates:
@@ -152,7 +169,7 @@ def base_settings(case: Case, layout: Layout, goal: Goal, sequences: int, tokens
         block_size=pins.integer("block_size"),
         enforce_eager=bool(pins.flag("enforce_eager")),
         enable_expert_parallel=bool(pins.flag("enable_expert_parallel")),
-        data_parallel_size=pins.integer("data_parallel_size") or 1,
+        data_parallel_size=case.engines,
         decode_context_parallel_size=pins.integer("decode_context_parallel_size") or 1,
         cpu_offload_bytes=int((pins.number("cpu_offload_gb") or 0) * 2**30),
         num_gpu_blocks_override=pins.integer("num_gpu_blocks_override"),
@@ -261,7 +278,7 @@ def _trim_sequences(case: Case, found: Prediction, goal: Goal) -> Prediction:
     if not typical or "max_num_seqs" in case.pins or not found.kv.groups:
         return found
     per_request = found.kv.blocks_per_request(min(typical, goal.context))
-    most = max(goal.sequences, found.blocks("low") // per_request)
+    most = max(goal.sequences_per_engine, found.blocks("low") // per_request)
     if most >= found.settings.max_num_seqs:
         return found
     tokens = found.settings.max_num_batched_tokens
@@ -281,7 +298,7 @@ def _reduce(case: Case, found: Prediction, goal: Goal) -> Choice:
         if smaller is not None:
             settings = replace(found.settings, max_model_len=smaller.context)
             return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
-    smaller = _shorter(found, replace(goal, sequences=1, typical_context=None))
+    smaller = _shorter(found, replace(goal, sequences=goal.engines, typical_context=None))
     if smaller is not None:
         settings = replace(found.settings, max_model_len=smaller.context)
         return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
@@ -294,14 +311,14 @@ def _fewer_sequences(found: Prediction, goal: Goal) -> Goal | None:
         return None
     length = min(goal.typical_context or goal.context, goal.context)
     count = found.blocks("low") // max(1, found.kv.blocks_per_request(length))
-    return replace(goal, sequences=min(count, goal.sequences)) if count else None
+    return replace(goal, sequences=min(count * goal.engines, goal.sequences)) if count else None
 
 
 def _shorter(found: Prediction, goal: Goal) -> Goal | None:
     """The longest context, in blocks of 16 tokens, that the promised number of requests can have."""
     if goal.context_is_fixed:
         return None
-    context = longest_context(found, goal.sequences, goal.context)
+    context = longest_context(found, goal.sequences_per_engine, goal.context)
     typical = goal.typical_context
     if context < max(LEAST_USEFUL_CONTEXT, typical or 0):
         return None

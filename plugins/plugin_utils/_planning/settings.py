@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._catalogue import Release
+from .._catalogue import Argument, Release
 from .._catalogue.releases import canonical_name
 from .._catalogue.serve_args import SECRET_ARGUMENTS, Given, as_boolean, check, split_words
-from .errors import InstanceError
+from .checks import mapping_of
+from .errors import Faults, InstanceError
 
 CONTEXT_WITHOUT_WORKLOAD = 32768
 """Tokens a request may have where no workload and no pin says: long documents fit, and one request stays affordable."""
@@ -25,8 +26,11 @@ CONTEXT_WITHOUT_WORKLOAD = 32768
 SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """vllm/engine/arg_utils.py, human_readable_int: small letters are decimal, large ones binary."""
 
+WHOLE_NUMBERS = ("int", "int_human", "int_human_or_auto")
+
 SPECIAL_VALUES = {None, "", "None", "auto"}
 
+PROMISED_NUMBERS = ("context", "sequences", "typical_context")
 PREFERENCES = ("context", "sequences")
 
 
@@ -129,7 +133,7 @@ class Pins:
 def read_pins(instance: Mapping[str, Any], release: Release) -> tuple[Pins, list[dict[str, Any]]]:
     """The pins under the release's own names, and what is wrong with them: arguments or values it does not take."""
     name = str(instance.get("name") or "")
-    given = _mapping(instance, "engine_args", name)
+    given = mapping_of(instance, "engine_args")
     values, errors = {}, []
     forced = forced_names(instance)
     for spelled, value in given.items():
@@ -137,10 +141,25 @@ def read_pins(instance: Mapping[str, Any], release: Release) -> tuple[Pins, list
         known = argument.name if argument else canonical_name(str(spelled))
         problems = [] if known in forced else check(release, Given(known, value, "engine_args"))
         errors += [{"variable": f"engine_args.{spelled}", "value": value, "message": problem} for problem in problems]
-        if argument is not None or known in forced:
-            values[known] = value
+        if known in forced or (argument is not None and not problems):
+            values[known] = typed(argument, value)
     extra, faults = _read_extra(instance, release, values)
     return Pins(values, extra, name), errors + faults
+
+
+def typed(argument: Argument | None, value: Any) -> Any:
+    """A checked value in the argument's own type: surveys of AWX and -e give every number and boolean as text.
+
+    A number with a letter (32K) stays as it was written.
+    """
+    if argument is None or not isinstance(value, str):
+        return value
+    if argument.kind in ("boolean", "flag", "unset") or argument.type in ("bool", "bool_word"):
+        return as_boolean(value)
+    text = value.strip()
+    if argument.type in WHOLE_NUMBERS and re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return float(text) if argument.type == "float" and text not in SPECIAL_VALUES else value
 
 
 def forced_names(instance: Mapping[str, Any]) -> set[str]:
@@ -171,30 +190,25 @@ def _read_extra(
     return values, errors
 
 
-def _mapping(instance: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
-    value = instance.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise InstanceError(name, key, value, "is not a mapping", f"Write {key} as name: value pairs.")
-    return value
-
-
 def read_workload(instance: Mapping[str, Any]) -> Workload:
-    """The promises; every number must be a positive whole one."""
-    name = str(instance.get("name") or "")
-    given = _mapping(instance, "workload", name)
-    unknown = set(given) - {"context", "sequences", "typical_context", "prefer"}
-    if unknown:
-        raise InstanceError(
-            name,
-            f"workload.{min(unknown)}",
-            given[min(unknown)],
-            "is not a promise that a workload has",
-            "Known are context, sequences, typical_context and prefer.",
+    """The promises; every number must be a positive whole one. Raises InstanceError with all that is wrong."""
+    name, faults = str(instance.get("name") or ""), Faults()
+    given = mapping_of(instance, "workload")
+    for key in sorted(set(map(str, given)) - {*PROMISED_NUMBERS, "prefer"}):
+        faults.found.append(
+            InstanceError(
+                name,
+                f"workload.{key}",
+                given.get(key),
+                "is not a promise that a workload has",
+                "Known are context, sequences, typical_context and prefer.",
+            )
         )
     prefer = str(given.get("prefer") or "context")
     if prefer not in PREFERENCES:
-        raise InstanceError(name, "workload.prefer", prefer, "is unknown", "Write context or sequences.")
-    numbers = {key: _positive(name, key, given.get(key)) for key in ("context", "sequences", "typical_context")}
+        faults.found.append(InstanceError(name, "workload.prefer", prefer, "is unknown", "Write context or sequences."))
+    numbers = {key: faults.attempt(_positive, name, key, given.get(key)) for key in PROMISED_NUMBERS}
+    faults.refuse()
     return Workload(numbers["context"], numbers["sequences"], numbers["typical_context"], prefer)
 
 

@@ -63,17 +63,17 @@ def test_a_plan_carries_what_the_roles_need():
 @pytest.mark.parametrize(
     ("variables", "texts"),
     [
-        ({"image": "vllm/vllm-openai:latest"}, ["'chat'", "image", "latest", "v0."]),
-        ({"image": "vllm/vllm-openai"}, ["'chat'", "has no tag"]),
-        ({"engine_args": {"swap_space": 4}}, ["'chat'", "engine_args.swap_space", "4", "Known to"]),
-        ({"engine_args": {"max_model_len": "long"}}, ["'chat'", "engine_args.max_model_len", "long"]),
-        ({"extra_args": ["--max-model-length", "8192"]}, ["'chat'", "extra_args", "--max-model-len"]),
+        ({"image": "vllm/vllm-openai:latest"}, ["image", "latest", "v0."]),
+        ({"image": "vllm/vllm-openai"}, ["has no tag"]),
+        ({"engine_args": {"swap_space": 4}}, ["engine_args.swap_space", "4", "Known to"]),
+        ({"engine_args": {"max_model_len": "long"}}, ["engine_args.max_model_len", "long"]),
+        ({"extra_args": ["--max-model-length", "8192"]}, ["extra_args", "--max-model-len"]),
         (
             {"extra_args": ["--max-model-len", "8192"], "engine_args": {"max_model_len": 4096}},
             ["engine_args.max_model_len"],
         ),
-        ({"workload": {"context": "long"}}, ["'chat'", "workload.context", "long"]),
-        ({"checkpoint": "/models/other"}, ["'chat'", "/models/other", "checkpoint_info"]),
+        ({"workload": {"context": "long"}}, ["workload.context", "long"]),
+        ({"checkpoint": "/models/other"}, ["/models/other", "checkpoint_info"]),
     ],
 )
 def test_a_mistake_is_named_with_instance_variable_value_and_remedy(variables, texts):
@@ -81,6 +81,8 @@ def test_a_mistake_is_named_with_instance_variable_value_and_remedy(variables, t
         planned(**variables)
     for text in texts:
         assert text in str(caught.value)
+    assert "gpu1: vllm_instances[chat]." in str(caught.value)
+    assert "Next: correct the inventory, then ansible-playbook playbooks/plan_vllm.yml" in str(caught.value)
 
 
 def test_a_list_is_wanted():

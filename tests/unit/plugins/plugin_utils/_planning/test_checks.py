@@ -31,7 +31,9 @@ def test_a_name_that_would_be_another_path_or_word(name):
 
 @pytest.mark.parametrize("port", [0, 70000, -1, "http", 80.5])
 def test_a_port_that_is_none(port):
-    with pytest.raises(InstanceError, match="instance 'chat-1': port .* is no port. Write a number from 1 to 65535"):
+    with pytest.raises(
+        InstanceError, match="vllm_instances\\[chat-1\\].port .* is no port. Write a number from 1 to 65535"
+    ):
         check_instance({**GOOD, "port": port})
 
 
@@ -71,3 +73,38 @@ def test_a_secret_is_refused_and_not_printed():
 def test_a_pin_that_no_engine_takes(pins):
     with pytest.raises(InstanceError, match=f"engine_args.{next(iter(pins))}"):
         check_instance({**GOOD, "engine_args": pins})
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://llm.example.org", "http://10.0.0.7:8000", "https://llm.example.org/", "http://[::1]:8000"]
+)
+def test_where_clients_reach_it(endpoint):
+    check_instance({**GOOD, "endpoint": endpoint})
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "llm.example.org",
+        "ftp://llm.example.org",
+        "http://",
+        "http://llm:port",
+        "http://llm:70000",
+        "http://llm:0",
+        "http://llm/v1",
+        "http://user:secret@llm",
+        "http://llm?x=1",
+        "http://llm example",
+        "",
+        8000,
+    ],
+)
+def test_an_endpoint_that_is_no_server(endpoint):
+    with pytest.raises(InstanceError, match=r"endpoint .* is no URL of a server. Write http\(s\)://host"):
+        check_instance({**GOOD, "endpoint": endpoint})
+
+
+def test_a_password_in_an_endpoint_is_not_shown():
+    with pytest.raises(InstanceError) as error:
+        check_instance({**GOOD, "endpoint": "http://user:very-secret@llm"})
+    assert "very-secret" not in str(error.value)

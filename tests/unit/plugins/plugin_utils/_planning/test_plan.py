@@ -240,7 +240,7 @@ def test_what_nobody_can_plan_with_is_refused_by_name(variables, named):
     with pytest.raises(InstanceError) as caught:
         plan({**instance(), **variables}, hosts())
     assert caught.value.variable == named
-    assert "instance 'chat'" in str(caught.value)
+    assert f"vllm_instances[chat].{named}" in str(caught.value)
 
 
 def test_an_unknown_architecture_is_a_rule_and_not_a_memory_question():
@@ -391,10 +391,20 @@ def test_code_in_the_checkpoint_is_warned_of_until_it_is_allowed():
     assert argument(allowed, "trust_remote_code") is True
 
 
-def test_a_context_beyond_the_model_is_warned_of_and_cut():
-    planned = plan(instance("tiny", workload={"context": 100_000, "sequences": 1}), hosts())
-    assert any("more than the model's 4,096" in warning for warning in planned["warnings"])
-    assert planned["workload"]["context"] == 4096
+@pytest.mark.parametrize(
+    ("workload", "pins", "kept", "why"),
+    [
+        ({"context": 100_000, "sequences": 1}, {}, (4096, 1), "the model takes no more than 4,096 tokens"),
+        ({"context": 4096, "sequences": 1}, {"max_model_len": 2048}, (2048, 1), "max_model_len is pinned to 2,048"),
+        ({"context": 2048, "sequences": 99}, {"max_num_seqs": 8}, (2048, 8), "max_num_seqs is pinned to 8"),
+    ],
+)
+def test_a_promise_that_model_or_pins_forbid_is_cut_and_said(workload, pins, kept, why):
+    planned = plan(instance("tiny", workload=workload, engine_args=pins), hosts())
+    assert planned["verdict"] == "fits_reduced"
+    assert (planned["workload"]["context"], planned["workload"]["sequences"]) == kept
+    assert any("cut from" in item["decision"] and item["why"] == why for item in planned["decisions"])
+    assert planned["needs"]
 
 
 def test_a_model_that_is_not_understood_is_unverified_and_wider():
