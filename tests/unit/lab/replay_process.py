@@ -40,23 +40,31 @@ def make_checkpoint(path: Path, **config: Any) -> Path:
 class Engine:
     """One engine. It is killed at the end of the ``with`` at the latest."""
 
-    def __init__(self, checkpoint: Path, *arguments: str, key: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *arguments: str,
+        key: str | None = None,
+        environment: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self.port = free_port()
         self.log_file = checkpoint.parent / f"engine-{self.port}.log"
         self.settings_file = checkpoint.parent / f"engine-{self.port}.json"
         self._write({"gpus": [GPU] * 2, "startup_seconds": 0.1, "model": {"weights_gib": 1}, **settings})
-        environment = {
+        variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("REPLAY_", "VLLM_"))},
             "PYTHONPATH": str(REPLAY),
             "REPLAY_FILE": str(self.settings_file),
             "REPLAY_RELEASE": "0.27.1",
             **({"VLLM_API_KEY": key} if key else {}),
+            **(environment or {}),
         }
         command = [sys.executable, "-m", "gpufleet_replay", "serve", str(checkpoint), "--host=127.0.0.1"]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, f"--port={self.port}", "--served-model-name=demo", *arguments],
-                env=environment,
+                env=variables,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

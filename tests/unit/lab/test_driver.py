@@ -152,6 +152,7 @@ class Host:
         self.data = json.loads((PROFILES / f"{profile}.json").read_text()) if isinstance(profile, str) else profile
         self.path = folder / "profile"
         self.visible = folder / "visible-devices"
+        self.allocations = folder / "allocations"
         self.write()
 
     def write(self):
@@ -163,6 +164,7 @@ class Host:
             **os.environ,
             "GPUFLEET_DRIVER_PROFILE": str(self.path),
             "GPUFLEET_DRIVER_VISIBLE": str(self.visible),
+            "GPUFLEET_DRIVER_ALLOCATIONS": str(self.allocations),
             "GPUFLEET_DRIVER_LIBRARY": str(self.root / "usr/lib/gpufleet-driver"),
             "LD_LIBRARY_PATH": str(next(self.root.glob("usr/lib*/**/libnvidia-ml.so.1")).parent),
         }
@@ -404,6 +406,82 @@ def test_foreign_process_takes_memory_while_the_host_runs(host):
     assert gpu["memory"]["free"] == before - 30000
     assert gpu["processes"] == [[4711, 30000]]
     assert machine.rows("memory.free")[1] == {"memory.free": str(before - 30000)}
+
+
+#: Holds memory as the replay engine does, until it is killed.
+HOLDER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gpufleet_replay.allocation import Allocation
+allocation = Allocation(sys.argv[2], "VLLM::EngineCore", float(sys.argv[4]))
+allocation.hold({sys.argv[3]: 30000})
+print("held", flush=True)
+sys.stdin.read()
+allocation.close()
+"""
+
+
+@pytest.fixture
+def engine():
+    """Starts an engine that holds memory of a GPU."""
+    started = []
+
+    def start(machine, uuid, release_seconds=0.0):
+        machine.allocations.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", HOLDER, str(DRIVER.parent / "replay"), str(machine.allocations), uuid]
+        process = subprocess.Popen([*command, str(release_seconds)], stdin=-1, stdout=-1, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def told(machine):
+    """What library and nvidia-smi tell of the second GPU: used memory and processes; they must agree."""
+    gpu, row = machine.nvml()["gpus"][1], machine.rows("memory.used")[1]
+    listed = [int(process.findtext("pid")) for process in machine.xml().findall("gpu")[1].iter("process_info")]
+    assert [gpu["memory"]["used"], [pid for pid, _used in gpu["processes"]]] == [int(row["memory.used"]), listed]
+    return gpu["memory"]["used"], gpu["processes"]
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_an_engine_holds_memory_until_it_ends_however_it_does(host, engine, end):
+    machine = host("a100-2x")
+    uuid = machine.data["gpus"][1]["uuid"]
+    machine.data["gpus"][1]["processes"] = [{"pid": 4711, "name": "python", "used_memory_mib": 1000}]
+    machine.write()
+    process = engine(machine, uuid)
+    assert told(machine) == (31000, [[4711, 1000], [process.pid, 30000]])
+    machine.visible.write_text(uuid + "\n")
+    assert machine.nvml()["gpus"][0]["memory"]["used"] == 31000
+    machine.visible.unlink()
+    if end == "kill":
+        process.kill()
+    process.communicate()
+    assert told(machine) == (1000, [[4711, 1000]])
+
+
+def test_memory_that_is_released_late_is_in_use_by_nobody(host, engine):
+    machine = host("a100-2x")
+    process = engine(machine, machine.data["gpus"][1]["uuid"], release_seconds=5.0)
+    process.kill()
+    process.communicate()
+    assert told(machine) == (30000, [])
+    (file,) = machine.allocations.iterdir()
+    os.utime(file, (0, file.stat().st_mtime - 5.0))
+    assert told(machine) == (0, [])
+
+
+def test_a_file_that_is_no_allocation_is_passed_over(host):
+    machine = host("a100-2x")
+    machine.allocations.mkdir()
+    (machine.allocations / "empty").write_text("")
+    (machine.allocations / "other").write_text('{"release_seconds": 60, "gpus": {"GPU-none": 1}}')
+    assert told(machine) == (0, [])
 
 
 @pytest.mark.parametrize(("shown", "count"), [([1], 1), ([1, 0], 2), ([], 0)])
@@ -668,6 +746,10 @@ def test_runtime_gives_the_chosen_devices(host, bundle):
         mount = container.mounts["/run/gpufleet-driver/visible-devices"]
         assert mount["source"] == str(bundle / "gpufleet-visible-devices")
         assert {"rbind", "ro"} <= set(mount["options"])
+        shared = container.mounts["/run/gpufleet-driver/allocations"]
+        assert shared["source"] == str(machine.allocations)
+        assert {"rbind", "rw"} <= set(shared["options"])
+        assert machine.allocations.stat().st_mode & 0o7777 == 0o1777
 
 
 def test_runtime_gives_mig_devices(host, bundle):
@@ -716,11 +798,13 @@ def test_runtime_mounts_the_driver_and_what_the_lab_shares(runtime, monkeypatch,
     (tmp_path / "mounts").write_text(f"# vLLM\n{shared} /opt/vllm\n{tmp_path}/absent /opt/absent\n")
     monkeypatch.setattr(runtime, "EXTRA_MOUNTS", str(tmp_path / "mounts"))
     monkeypatch.setattr(runtime, "PACKAGE", str(root / "usr/lib/gpufleet-driver"))
+    monkeypatch.setenv("GPUFLEET_DRIVER_ALLOCATIONS", str(tmp_path / "allocations"))
     mounts = {mount["destination"]: mount for mount in runtime.mounts(str(bundle), str(bundle / "rootfs"))}
     assert mounts["/opt/vllm"]["source"] == str(shared)
     assert "/opt/absent" not in mounts
     assert mounts[str(root / "usr/lib/gpufleet-driver")]["type"] == "bind"
     assert runtime._library_directory(str(bundle / "rootfs")) == "/usr/lib/x86_64-linux-gnu"
+    del mounts["/run/gpufleet-driver/allocations"]
     assert all("ro" in mount["options"] for mount in mounts.values())
 
 

@@ -280,7 +280,7 @@ def test_a_wrong_setting_is_named(checkpoint: Path) -> None:
 
 def test_it_asks_nvidia_smi_for_the_gpus(checkpoint: Path, tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'NVIDIA L40S, 46068, 45464, 8.9, 604'\n")
+    smi.write_text("#!/bin/sh\necho 'NVIDIA L40S, 46068, 45464, 8.9, 604, GPU-1'\n")
     smi.chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
@@ -294,6 +294,27 @@ def test_it_asks_nvidia_smi_for_the_gpus(checkpoint: Path, tmp_path: Path) -> No
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 1, ended.stderr
     assert "GPU 0 has a total capacity of 44.40 GiB" in ended.stdout
+
+
+def test_it_tells_the_driver_what_it_holds_until_it_ends(checkpoint: Path, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA L40S, 46068, 45464, 8.9, 604, GPU-1'\n")
+    smi.chmod(0o755)
+    allocations = tmp_path / "allocations"
+    allocations.mkdir()
+    environment = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "GPUFLEET_DRIVER_ALLOCATIONS": str(allocations),
+    }
+    with Engine(checkpoint, "--gpu-memory-utilization=0.5", environment=environment, gpus=None) as engine:
+        engine.wait_until_it_serves()
+        (file,) = allocations.iterdir()
+        told = json.loads(file.read_text())
+        assert told["name"] == "VLLM::EngineCore"
+        # Half of the 44.40 GiB, with what vLLM counts as its own.
+        assert told["gpus"]["GPU-1"] == pytest.approx(44.40 / 2 * 1024, rel=0.05)
+        assert engine.stop() == 0
+    assert not list(allocations.iterdir())
 
 
 def test_it_tells_its_version() -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from .profile import DEFAULT_PROFILE, DEFAULT_VISIBLE, ERRORS, Device, Profile, load
+from .profile import DEFAULT_ALLOCATIONS, DEFAULT_PROFILE, DEFAULT_VISIBLE, ERRORS, Device, Profile, load
 
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -128,7 +128,7 @@ def root_directory(bundle: str, config: dict[str, Any]) -> str:
 
 
 def mounts(bundle: str, root: str) -> list[dict[str, Any]]:
-    """Read-only bind mounts; a source that is not there is left out."""
+    """Bind mounts, read-only but for the folder in which engines say what they hold; absent sources are left out."""
     pairs = [
         (os.path.join(_library_directory("/"), LIBRARY), os.path.join(_library_directory(root), LIBRARY)),
         ("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
@@ -137,12 +137,22 @@ def mounts(bundle: str, root: str) -> list[dict[str, Any]]:
         (os.path.join(bundle, VISIBLE_IN_BUNDLE), DEFAULT_VISIBLE),
         *_extra_mounts(),
     ]
-    options = ["rbind", "ro", "nosuid", "nodev", "rprivate"]
-    return [
-        {"destination": destination, "type": "bind", "source": source, "options": options}
-        for source, destination in pairs
-        if os.path.exists(source)
+    return [_bind(source, destination, "ro") for source, destination in pairs if os.path.exists(source)] + [
+        _bind(_have_allocations(), DEFAULT_ALLOCATIONS, "rw")
     ]
+
+
+def _bind(source: str, destination: str, mode: str) -> dict[str, Any]:
+    options = ["rbind", mode, "nosuid", "nodev", "rprivate"]
+    return {"destination": destination, "type": "bind", "source": source, "options": options}
+
+
+def _have_allocations() -> str:
+    """The folder on the host, which engines of any user may write to."""
+    folder = os.environ.get("GPUFLEET_DRIVER_ALLOCATIONS") or DEFAULT_ALLOCATIONS
+    os.makedirs(folder, exist_ok=True)
+    os.chmod(folder, 0o1777)
+    return folder
 
 
 def _library_directory(root: str) -> str:

@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from typing import Any, Iterator
+import struct
+import time
+from typing import IO, Any, Iterator
 
 DEFAULT_PROFILE = "/etc/gpufleet-driver/profile"
 DEFAULT_VISIBLE = "/run/gpufleet-driver/visible-devices"
+DEFAULT_ALLOCATIONS = "/run/gpufleet-driver/allocations"
+
+# struct flock of 64-bit Linux: type, whence, start, length, pid
+_FLOCK = "hhqqi"
 
 # Names of errors in profiles -> (NVML return code, nvidia-smi's words for it)
 ERRORS = {
@@ -91,6 +98,11 @@ class Device:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
+        """Those that nvidia-smi lists."""
+        return [process for process in self._holders if process.get("type", "C")]
+
+    @property
+    def _holders(self) -> list[dict[str, Any]]:
         return list(self.raw("processes") or [])
 
     @property
@@ -106,7 +118,7 @@ class Device:
         if isinstance(total, Problem):
             return dict.fromkeys(("total", "reserved", "used", "free"), total)
         reserved, used = (self._memory_figure(mig, key) for key in ("reserved_mib", "unlisted_mib"))
-        used += sum(p.get("used_memory_mib") or 0 for p in self.processes if runs_on(p, mig))
+        used += sum(p.get("used_memory_mib") or 0 for p in self._holders if runs_on(p, mig))
         used = min(used, total - reserved)
         return {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used}
 
@@ -191,6 +203,38 @@ def load(path: str | None = None) -> Profile | None:
     """The profile of this host, or None where there is no driver."""
     try:
         with open(path or _path("GPUFLEET_DRIVER_PROFILE", DEFAULT_PROFILE), encoding="utf-8") as stream:
-            return Profile(json.load(stream), read_visible())
+            data = json.load(stream)
     except (OSError, ValueError):
         return None
+    held = read_allocations()
+    for gpu in data.get("gpus") or []:
+        if gpu.get("uuid") in held:
+            gpu["processes"] = [*(gpu.get("processes") or []), *held[gpu["uuid"]]]
+    return Profile(data, read_visible())
+
+
+def read_allocations() -> dict[str, list[dict[str, Any]]]:
+    """What engines of the lab hold of each GPU: they say so in a file that they keep locked. {UUID: processes}"""
+    folder = _path("GPUFLEET_DRIVER_ALLOCATIONS", DEFAULT_ALLOCATIONS)
+    held: dict[str, list[dict[str, Any]]] = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                for uuid, process in _allocation(stream):
+                    held.setdefault(uuid, []).append(process)
+        except (OSError, ValueError):
+            continue
+    return held
+
+
+def _allocation(stream: IO[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The processes of one file, by UUID; none when it has ended and the time for its release is over."""
+    told = json.load(stream)
+    unlocked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _whence, _start, _length, pid = struct.unpack(_FLOCK, fcntl.fcntl(stream, fcntl.F_GETLK, unlocked))
+    ended = kind == fcntl.F_UNLCK
+    if ended and time.time() - os.fstat(stream.fileno()).st_mtime >= told.get("release_seconds", 0):
+        return
+    for uuid, mib in told["gpus"].items():
+        process = {"pid": 0, "type": ""} if ended else {"pid": pid, "type": "C"}
+        yield uuid, {**process, "name": told.get("name", ""), "used_memory_mib": mib}

@@ -33,13 +33,14 @@ static const struct json *first_process(nvmlDevice_t device)
     return processes && processes->kind == JSON_ARRAY ? processes->children : NULL;
 }
 
-/* Types are "C", "G", "C+G" and "M+C", as nvidia-smi prints them; wanted is 'C', 'G', 'M' or 0 for all. */
+/* Types are "C", "G", "C+G" and "M+C", as nvidia-smi prints them, and "" of one that is on no list; wanted is 'C', 'G',
+ * 'M' or 0 for all. */
 static int has_type(const struct json *process, char wanted)
 {
     const struct json *type = json_member(process, "type");
     const char *text = type && type->kind == JSON_STRING ? type->text : "C";
 
-    return !wanted || strchr(text, wanted) != NULL;
+    return wanted ? strchr(text, wanted) != NULL : *text != '\0';
 }
 
 static nvmlProcessInfo_t process_info(const struct json *process)

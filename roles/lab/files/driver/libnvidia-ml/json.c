@@ -204,6 +204,16 @@ void json_free(struct json *node)
     }
 }
 
+void json_append(struct json *parent, const char *key, struct json *node)
+{
+    struct json **slot = &parent->children;
+
+    while (*slot)
+        slot = &(*slot)->next;
+    node->key = key ? strdup(key) : NULL;
+    *slot = node;
+}
+
 const struct json *json_member(const struct json *object, const char *key)
 {
     const struct json *node = object && object->kind == JSON_OBJECT ? object->children : NULL;

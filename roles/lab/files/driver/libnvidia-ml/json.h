@@ -20,6 +20,9 @@ struct json {
 struct json *json_parse(const char *text);
 void json_free(struct json *node);
 
+/* Gives the object a member, or the array an element (without a key), which becomes part of the tree. */
+void json_append(struct json *parent, const char *key, struct json *node);
+
 const struct json *json_member(const struct json *object, const char *key);
 const struct json *json_at(const struct json *array, int position);
 int json_length(const struct json *array);

@@ -4,22 +4,31 @@
 /* The profile of the simulated NVIDIA driver: what this host's driver and GPUs are. See ../README.md. */
 #include "profile.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #define DEFAULT_PROFILE "/etc/gpufleet-driver/profile"
 #define DEFAULT_VISIBLE "/run/gpufleet-driver/visible-devices"
+#define DEFAULT_ALLOCATIONS "/run/gpufleet-driver/allocations"
 
-static char *read_file(const char *variable, const char *fallback)
+static const char *path_of(const char *variable, const char *fallback)
 {
     const char *path = getenv(variable);
-    FILE *file = fopen(path && *path ? path : fallback, "r");
+
+    return path && *path ? path : fallback;
+}
+
+static char *read_stream(FILE *file)
+{
     size_t size = 0, used = 0;
     char *text = NULL;
 
-    if (!file)
-        return NULL;
     do {
         if (used + 1 >= size) {
             size = size ? size * 2 : 16384;
@@ -27,9 +36,100 @@ static char *read_file(const char *variable, const char *fallback)
         }
         used += fread(text + used, 1, size - used - 1, file);
     } while (!feof(file) && !ferror(file));
-    fclose(file);
     text[used] = '\0';
     return text;
+}
+
+static char *read_file(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    char *text = file ? read_stream(file) : NULL;
+
+    if (file)
+        fclose(file);
+    return text;
+}
+
+/* ---- allocations: what engines of the lab hold, which say so in a file that they keep locked ---- */
+
+static void add_process(const struct json *gpu, const char *name, double mib, int pid)
+{
+    struct json *processes = (struct json *)json_member(gpu, "processes");
+    char text[512];
+
+    if (!processes) {
+        processes = json_parse("[]");
+        json_append((struct json *)gpu, "processes", processes);
+    }
+    snprintf(text, sizeof text, "{\"pid\": %d, \"name\": \"%.200s\", \"type\": \"%s\", \"used_memory_mib\": %.0f}",
+             pid < 0 ? 0 : pid, name, pid < 0 ? "" : "C", mib);
+    if (processes->kind == JSON_ARRAY)
+        json_append(processes, NULL, json_parse(text));
+}
+
+static void add_allocation(struct profile *profile, const struct json *allocation, int pid)
+{
+    const struct json *gpus = json_member(profile->root, "gpus"), *held = json_member(allocation, "gpus");
+    const struct json *name = json_member(allocation, "name");
+    int i;
+
+    for (i = 0; i < json_length(gpus); i++) {
+        const struct json *uuid = json_member(json_at(gpus, i), "uuid");
+        const struct json *mib = uuid && uuid->kind == JSON_STRING ? json_member(held, uuid->text) : NULL;
+
+        if (mib && mib->kind == JSON_NUMBER)
+            add_process(json_at(gpus, i), name && name->kind == JSON_STRING ? name->text : "", mib->number, pid);
+    }
+}
+
+/* The process that holds the lock (0: of a PID namespace that is not seen from here), or -1: it has ended. */
+static int holder(FILE *file)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+    return fcntl(fileno(file), F_GETLK, &lock) || lock.l_type == F_UNLCK ? -1 : (int)lock.l_pid;
+}
+
+static int still_held(FILE *file, const struct json *allocation, int pid)
+{
+    const struct json *seconds = json_member(allocation, "release_seconds");
+    struct stat status;
+
+    if (pid >= 0)
+        return 1;
+    return seconds && !fstat(fileno(file), &status) && difftime(time(NULL), status.st_mtime) < seconds->number;
+}
+
+static void read_allocation(struct profile *profile, const char *folder, const char *name)
+{
+    char path[4096];
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    file = *name == '.' ? NULL : fopen(path, "r");
+    if (file) {
+        char *text = read_stream(file);
+        struct json *allocation = json_parse(text);
+        int pid = holder(file);
+
+        if (allocation && still_held(file, allocation, pid))
+            add_allocation(profile, allocation, pid);
+        json_free(allocation);
+        free(text);
+        fclose(file);
+    }
+}
+
+static void read_allocations(struct profile *profile)
+{
+    const char *folder = path_of("GPUFLEET_DRIVER_ALLOCATIONS", DEFAULT_ALLOCATIONS);
+    DIR *directory = opendir(folder);
+    struct dirent *entry;
+
+    while (directory && (entry = readdir(directory)))
+        read_allocation(profile, folder, entry->d_name);
+    if (directory)
+        closedir(directory);
 }
 
 /* Is the UUID one of the lines of the list? No list: everything is visible. */
@@ -82,14 +182,16 @@ static void add_gpu(struct profile *profile, const struct json *object, int prof
 
 int profile_load(struct profile *profile)
 {
-    char *text = read_file("GPUFLEET_DRIVER_PROFILE", DEFAULT_PROFILE);
-    char *list = read_file("GPUFLEET_DRIVER_VISIBLE", DEFAULT_VISIBLE);
+    char *text = read_file(path_of("GPUFLEET_DRIVER_PROFILE", DEFAULT_PROFILE));
+    char *list = read_file(path_of("GPUFLEET_DRIVER_VISIBLE", DEFAULT_VISIBLE));
     const struct json *gpus;
     int i;
 
     memset(profile, 0, sizeof *profile);
     profile->root = text ? json_parse(text) : NULL;
     profile->in_container = list != NULL;
+    if (profile->root)
+        read_allocations(profile);
     gpus = json_member(profile->root, "gpus");
     for (i = 0; i < json_length(gpus) && i < MAX_GPUS; i++)
         add_gpu(profile, json_at(gpus, i), i, list);

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import arguments, cards, checkpoint, memory, wording
+from .allocation import DEFAULT_FOLDER, Allocation
 from .config import complete, layout
 from .faults import Failure, Faults, known
 from .log import progress_bar
@@ -48,6 +49,11 @@ class Boot:
         self.settings = settings
         self.processes = Processes(self.release, self.config, environment.get("VLLM_LOGGING_LEVEL") == "DEBUG")
         self.members = Members(self.config, settings["connect_timeout_seconds"], settings["heartbeat_timeout_seconds"])
+        self.allocation = Allocation(
+            environment.get("GPUFLEET_DRIVER_ALLOCATIONS", DEFAULT_FOLDER),
+            "VLLM::Worker" if self.config["world_size"] > 1 else "VLLM::EngineCore",
+            float(settings["memory_release_seconds"]),
+        )
         self.figures: dict[str, Any] = {"release": self.release, "unknown": "--swap-space 4", **self.config}
         self._given = given
         self._environment = environment
@@ -175,9 +181,18 @@ class Boot:
     def _measure(self) -> None:
         """Takes the memory of each rank's GPU."""
         # With Ray the other GPUs are on other hosts; they are taken to be like these.
-        owned = [self._cards[index % len(self._cards)] for index in range(len(self.processes.ranks))]
-        self._memories = [memory.measure(card, self._checkpoint, self.release, self.config) for card in owned]
+        self._owned = [self._cards[index % len(self._cards)] for index in range(len(self.processes.ranks))]
+        self._memories = [memory.measure(card, self._checkpoint, self.release, self.config) for card in self._owned]
         self._show(0)
+
+    def _hold(self, *terms: str) -> None:
+        """Holds the sum of these terms of each rank's memory, and the CUDA context."""
+        held: dict[str, int] = {}
+        for card, one in zip(self._owned, self._memories):
+            if card.uuid is not None:
+                gib = cards.CONTEXT_GIB + sum(getattr(one, term) for term in terms)
+                held[card.uuid] = held.get(card.uuid, 0) + int(gib * 1024)
+        self.allocation.hold(held)
 
     def _check_free_memory(self) -> None:
         """Refuses a GPU that has less free than is asked for, or cannot compute in the dtype."""
@@ -217,6 +232,7 @@ class Boot:
             if done == total // 2:
                 self._act("loading")
                 self._check_weights_fit()
+                self._hold("non_torch_gib", "weights_gib")
             if done < total:
                 self._check_shard(shards[done] if shards else None)
                 self._pause(1.0 / total)
@@ -308,6 +324,7 @@ class Boot:
     def _allocating(self) -> None:
         self._act("allocating")
         self._check_left("oom_kv_cache", 0.0)
+        self._hold("non_torch_gib", "weights_gib", "activation_gib", "kv_pool_gib")
         self._pause(1.0)
         if not self.config["headless"]:
             self.processes.engine.line("kv_tokens", **self.figures)
@@ -332,6 +349,7 @@ class Boot:
             self._capture(mode, self.figures[key], 1.0 / len(modes))
             self._act("capturing")
             self._check_left("oom_graphs", self.figures["graph_gib"])
+        self._hold("non_torch_gib", "weights_gib", "activation_gib", "kv_pool_gib", "graph_gib")
         for index, log in enumerate(self.processes.workers):
             self._show(index)
             log.line("graphs", graph_seconds=time.monotonic() - began, **self.figures)

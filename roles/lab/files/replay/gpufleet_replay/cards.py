@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-_QUERY = ("name", "memory.total", "memory.free", "compute_cap", "memory.reserved")
+_QUERY = ("name", "memory.total", "memory.free", "compute_cap", "memory.reserved", "uuid")
 _MIB_PER_GIB = 1024
 # What the driver keeps for itself is not in PyTorch's total: an H100 of 81559 MiB has 79.19 GiB there.
 _UNTOLD_RESERVE = 0.0057
 # vLLM looks at the free memory when its own CUDA context is there already: an idle H100 has 78.68 of 79.19 GiB then.
-_CONTEXT_GIB = 0.5
+CONTEXT_GIB = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Card:
     total_gib: float
     free_gib: float
     compute_capability: str
+    uuid: str | None = None
 
     @property
     def capability(self) -> float:
@@ -54,8 +55,8 @@ def visible(asked: list[dict[str, Any]] | None) -> list[Card]:
 
 
 def _from_row(cells: list[str]) -> Card:
-    name, total, free, capability, reserved = cells
-    return _card(name, float(total), _number(free), capability, _number(reserved))
+    name, total, free, capability, reserved, uuid = cells
+    return replace(_card(name, float(total), _number(free), capability, _number(reserved)), uuid=uuid)
 
 
 def _number(text: str) -> float | None:
@@ -70,4 +71,4 @@ def _card(name: str, total_mib: float, free_mib: float | None, capability: str, 
     reserved = total_mib * _UNTOLD_RESERVE if reserved_mib is None else reserved_mib
     total = total_mib - reserved
     free = total if free_mib is None else min(free_mib, total)
-    return Card(name, total / _MIB_PER_GIB, free / _MIB_PER_GIB - _CONTEXT_GIB, str(capability))
+    return Card(name, total / _MIB_PER_GIB, free / _MIB_PER_GIB - CONTEXT_GIB, str(capability))

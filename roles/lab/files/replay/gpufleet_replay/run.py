@@ -49,6 +49,7 @@ class Run:
             return self._stopped()
         finally:
             boot.members.close()
+            boot.allocation.close()
 
     def _bind(self) -> None:
         self._server = Server(self._boot.config["host"], self._boot.config["port"])

@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "model": {},
     "faults": [],
     "metrics": {},
+    "memory_release_seconds": 0.0,
     "state_directory": "~/.cache/vllm",
 }
 
