@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 name: explain
 short_description: Explain a plan in words and bars
 description:
-  - Shows a plan of P(gpufleet.vllm.plan#filter) as text in 100 columns.
+  - Shows plans of P(gpufleet.vllm.plan#filter) as text in 100 columns. Equal plans of several hosts are told once.
   - The verdict comes first, then what would make it fit, the warnings, a bar for the memory of each GPU, each argument
     with its reason and its cost, and what was decided.
   - Shows reports of P(gpufleet.vllm.upgrade_report#filter) in the same way. What is found for several instances is said
@@ -22,19 +22,34 @@ options:
   format:
     description:
       - V(text) for a terminal of 100 columns.
+      - V(summary) for a short table of all hosts and instances, the worst first, with the next commands.
       - V(html) for one self-contained page of the whole fleet, without scripts and without network, light and dark.
     type: str
-    choices: [text, html]
+    choices: [text, summary, html]
     default: text
   running:
     description:
-      - The plans that run now, by the name of the instance. The text then shows what differs, argument by argument, and
-        whether a deployment would restart the engine.
+      - The plans that run now, by the name of the host and then of the instance. The text then shows what differs,
+        argument by argument, and whether a deployment would restart the engine.
+      - A plan holds no API key, so that a changed key is not seen.
     type: dict
   hosts:
     description:
       - What M(gpufleet.vllm.gpu_info) returned, by the name of the host; empty for a host that could not be read.
-      - The page then lists all hosts, with the cards that no instance takes.
+      - The table and the page then list all hosts, the page with the cards that no instance takes.
+    type: dict
+    default: {}
+  failures:
+    description:
+      - What Ansible returned for the task that failed (C(ansible_failed_result)), by the name of the host.
+      - The table and the page say for each host without a plan why it has none.
+    type: dict
+    default: {}
+  commands:
+    description:
+      - The next commands that the table ends with. C(plan) is shown where something does not fit, C(deploy) where
+        something does, C(reach) where a host could not be reached.
+      - P(gpufleet.vllm.next_command#lookup) writes them as the user types them.
     type: dict
     default: {}
 seealso:
@@ -69,28 +84,34 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..plugin_utils._report import explain as explain_plan
-from ..plugin_utils._report import explain_upgrade, fleet_page
+from ..plugin_utils._report import explain as explain_plans
+from ..plugin_utils._report import explain_upgrade, fleet_page, summarize
 
-RULE = "\n" + "-" * 100 + "\n\n"
+FORMATS = ("text", "summary", "html")
 
 
 def explain(
     plans: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     format: str = "text",
-    running: Mapping[str, Mapping[str, Any]] | None = None,
+    running: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
     hosts: Mapping[str, Mapping[str, Any]] | None = None,
+    failures: Mapping[str, Mapping[str, Any]] | None = None,
+    commands: Mapping[str, str] | None = None,
 ) -> str:
-    """The text or the page of plans, or the text of upgrade reports. Raises AnsibleFilterError for anything else."""
-    if format not in ("text", "html"):
-        raise AnsibleFilterError(f"gpufleet.vllm.explain: format {format!r} is unknown; write text or html.")
+    """The text, table or page of plans, or the text of upgrade reports. Raises AnsibleFilterError for anything else."""
+    if format not in FORMATS:
+        raise AnsibleFilterError(
+            f"gpufleet.vllm.explain: format {format!r} is unknown; write {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        )
     several = [plans] if isinstance(plans, Mapping) else plans
     try:
         if format == "html":
-            return fleet_page(several, hosts or {})
+            return fleet_page(several, hosts or {}, failures or {})
+        if format == "summary":
+            return summarize(several, hosts or {}, failures or {}, commands or {})
         if several and all("findings" in report for report in several):
             return explain_upgrade(several)
-        return RULE.join(explain_plan(plan, running) for plan in several)
+        return explain_plans(several, running)
     except (KeyError, TypeError, AttributeError) as error:
         raise AnsibleFilterError(
             f"gpufleet.vllm.explain: this is not a plan ({error!r}); "

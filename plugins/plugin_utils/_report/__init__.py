@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from .html import fleet_page
+from .summary import summarize
 from .text import explain
 from .upgrade import explain_upgrade
 
-__all__ = ["explain", "explain_upgrade", "fleet_page"]
+__all__ = ["explain", "explain_upgrade", "fleet_page", "summarize"]

@@ -1,7 +1,7 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the page of a fleet shows: its cards with who takes them, its plans, what needs attention. Private."""
+"""What reports of a fleet show: its cards with who takes them, its plans, what needs attention. Private."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import VERDICTS, needs_title
-
-Plan = Mapping[str, Any]
-
-RUNNING = ("fits", "fits_reduced")
-SEVERITY = ("unsupported", "does_not_fit", "fits_reduced", "fits")
-"""Verdicts, the worst first."""
+from .failures import reason_of
+from .words import RUNNING, SEVERITY, VERDICTS, Budget, Plan, count, needs_title, rounded
 
 MIB_IN_GIB = 1024
 BUSY_SHARE = 0.05
 """A card of which others hold more than that is not idle, though no instance takes it."""
+
+NOT_PLANNED = "there is no plan, and it is not known why; the output of the run says more"
 
 
 @dataclass
@@ -32,7 +29,7 @@ class Card:
     name: str
     total_gib: float
     others_gib: float
-    takers: list[tuple[Plan, Mapping[str, Any]]] = field(default_factory=list)
+    takers: list[tuple[Plan, Budget]] = field(default_factory=list)
 
     @property
     def idle(self) -> bool:
@@ -41,15 +38,28 @@ class Card:
 
 @dataclass
 class Group:
-    """Plans that differ only in the host and the card that they are for: replicas."""
+    """Plans that differ only in the hosts and the cards that they are for: replicas."""
 
-    plan: Plan
+    plans: list[Plan]
     hosts: list[str]
     anchor: str
 
     @property
+    def plan(self) -> Plan:
+        """The plan that is shown for all: the one with the smallest KV cache."""
+        return min(self.plans, key=lambda plan: int(plan["kv"].get("tokens") or 0))
+
+    @property
     def name(self) -> str:
         return str(self.plan.get("name") or "instance")
+
+    @property
+    def verdict(self) -> str:
+        return str(self.plan["verdict"])
+
+    @property
+    def budgets(self) -> list[Budget]:
+        return [budget for plan in self.plans for budget in plan["budget"]]
 
 
 @dataclass(frozen=True)
@@ -67,26 +77,26 @@ def hosts_of(plan: Plan) -> list[str]:
     return list(plan["devices"]) or [str(host) for host in plan.get("hosts") or ()]
 
 
-def groups_of(plans: Iterable[Plan]) -> list[Group]:
-    """The plans without repetition, in their order."""
+def groups_of(plans: Iterable[Plan], also: Sequence[object] = ()) -> list[Group]:
+    """The plans without repetition, in their order. also: for each plan what else has to be the same."""
     found: dict[str, Group] = {}
-    for plan in plans:
-        key = _key(plan)
-        if key in found:
-            found[key].hosts += hosts_of(plan)
-        else:
-            found[key] = Group(plan, hosts_of(plan), f"plan-{len(found) + 1}")
+    for number, plan in enumerate(plans):
+        key = _key(plan, also[number] if also else None)
+        group = found.setdefault(key, Group([], [], f"plan-{len(found) + 1}"))
+        group.plans.append(plan)
+        group.hosts += hosts_of(plan)
     return list(found.values())
 
 
-def _key(plan: Plan) -> str:
-    """Equal for plans whose figures and arguments are the same, wherever they are."""
-    where = ("host", "gpu", "uuid")
-    budgets = [{key: value for key, value in budget.items() if key not in where} for budget in plan["budget"]]
-    told = ("name", "image", "verdict", "arguments", "kv", "needs", "warnings", "workload")
-    return json.dumps(
-        [budgets, {key: plan.get(key) for key in told}, len(plan["devices"])], sort_keys=True, default=str
-    )
+def _key(plan: Plan, also: object) -> str:
+    """Equal for plans whose verdict, arguments and (nearly) figures are the same, wherever they are."""
+    told = {key: plan.get(key) for key in ("name", "image", "checkpoint", "verdict", "workload")}
+    arguments = [(argument["name"], argument["value"]) for argument in plan["arguments"]]
+    texts = [*plan["needs"], *plan["warnings"]]
+    for number, host in enumerate(hosts_of(plan)):
+        texts = [text.replace(host, f"host {number}") for text in texts]
+    figures = [rounded(budget) for budget in plan["budget"]]
+    return json.dumps([told, arguments, texts, figures, len(plan["devices"]), also], sort_keys=True, default=str)
 
 
 def cards_of(plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Card]]:
@@ -124,18 +134,66 @@ def _known_card(host: str, gpu: Mapping[str, Any], name: str, total_mib: int | N
     return Card(host, gpu.get("index"), name, (total_mib or 0) / MIB_IN_GIB, (others_mib or 0) / MIB_IN_GIB)
 
 
-def _planned_card(budget: Mapping[str, Any]) -> Card:
+def _planned_card(budget: Budget) -> Card:
     return Card(str(budget["host"]), budget["gpu"], str(budget["name"]), budget["total_gib"]["value"], 0.0)
 
 
-def attention_of(groups: Iterable[Group], hosts: Mapping[str, Mapping[str, Any]]) -> list[Attention]:
-    """Hosts that could not be read, GPUs with errors, instances that cannot run as asked, warnings: the worst first."""
-    found = [*_unread(hosts), *_broken(hosts)]
-    for verdict in SEVERITY[:2]:
-        for group in groups:
-            if group.plan["verdict"] == verdict:
-                found.append(_needs(group, "bad"))
-    found += [_needs(group, "fair") for group in groups if group.plan["verdict"] == "fits_reduced"]
+def alike_hosts(cards: Mapping[str, Sequence[Card]], also: Mapping[str, object]) -> list[list[str]]:
+    """Hosts whose cards look the same and are used in the same way. also: what else has to be the same, by host."""
+    found: dict[str, list[str]] = {}
+    for host, several in cards.items():
+        found.setdefault(json.dumps([list(map(_card_key, several)), also.get(host)], default=str), []).append(host)
+    return list(found.values())
+
+
+def _card_key(card: Card) -> list[object]:
+    takers = [[plan.get("name"), rounded(budget)] for plan, budget in card.takers]
+    return [card.index, card.name, round(card.total_gib, 1), round(card.others_gib, 1), takers]
+
+
+def unplanned(
+    plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any]
+) -> dict[str, str]:
+    """Hosts without a plan, with the reason. failures: what Ansible returned for the task that failed, by host."""
+    planned = {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
+    reasons = {host: reason_of(failures[host]) for host in failures if host not in planned}
+    for host, facts in hosts.items():
+        if not facts and host not in planned:
+            reasons.setdefault(host, NOT_PLANNED)
+    return reasons
+
+
+def without_instance(
+    plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any]
+) -> list[str]:
+    """Hosts that were read and have no instance."""
+    planned = {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
+    return [host for host, facts in hosts.items() if facts and host not in planned and host not in failures]
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reasons with the hosts that they are of; the name of the host in a reason does not make it another one."""
+    found: dict[str, list[str]] = {}
+    for host, reason in reasons.items():
+        found.setdefault(reason.removeprefix(f"{host}: ").replace(host, "the host"), []).append(host)
+    return {
+        reason if len(hosts) > 1 else reasons[hosts[0]].removeprefix(f"{hosts[0]}: "): hosts
+        for reason, hosts in found.items()
+    }
+
+
+def attention_of(
+    groups: Sequence[Group], hosts: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str]
+) -> list[Attention]:
+    """Hosts without a plan, GPUs with errors, instances that cannot run as asked, warnings: the worst first.
+
+    reasons: why hosts have no plan, as unplanned() tells it.
+    """
+    found = [Attention("bad", "No plan", tuple(names), reason, ()) for reason, names in by_reason(reasons).items()]
+    found += _broken(hosts)
+    for verdict in SEVERITY:
+        level = "bad" if verdict not in RUNNING else "fair"
+        found += [_needs(group, level) for group in groups if group.verdict == verdict != "fits"]
     for group in groups:
         if group.plan["warnings"]:
             found.append(Attention("fair", group.name, tuple(group.hosts), "", tuple(group.plan["warnings"])))
@@ -143,14 +201,9 @@ def attention_of(groups: Iterable[Group], hosts: Mapping[str, Mapping[str, Any]]
 
 
 def _needs(group: Group, level: str) -> Attention:
-    title = f"{VERDICTS[group.plan['verdict']].lower()}. {needs_title(group.plan)}:"
-    return Attention(level, group.name, tuple(group.hosts), title, tuple(group.plan["needs"]))
-
-
-def _unread(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Attention]:
-    unread = tuple(host for host, facts in hosts.items() if not facts)
-    if unread:
-        yield Attention("bad", "No plan", unread, "not reached, or not planned; the output of the run says why.", ())
+    verdict, needs = VERDICTS[group.verdict].lower(), tuple(group.plan["needs"])
+    title = f"{verdict}. {needs_title(group.plan)}:" if needs else f"{verdict}."
+    return Attention(level, group.name, tuple(group.hosts), title, needs)
 
 
 def _broken(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Attention]:
@@ -166,3 +219,10 @@ def verdicts_of(plans: Sequence[Plan]) -> dict[str, int]:
     """How many plans have each verdict, the worst first; without those that none has."""
     counted = {verdict: sum(plan["verdict"] == verdict for plan in plans) for verdict in SEVERITY}
     return {verdict: number for verdict, number in counted.items() if number}
+
+
+def replicas_told(group: Group) -> str:
+    """That a plan is one of several equal ones; nothing where it is alone."""
+    if len(group.plans) == 1:
+        return ""
+    return f"The same {len(group.plans):,} times, on {count(len(dict.fromkeys(group.hosts)), 'host')}"

@@ -13,48 +13,90 @@ from pathlib import Path
 from typing import Any
 
 from .difference import written
-from .fleet import RUNNING, Attention, Card, Group, attention_of, cards_of, groups_of, verdicts_of
-from .text import STEPS, TERMS, VERDICTS, alike, needs_title, summary
+from .fleet import (
+    Attention,
+    Card,
+    Group,
+    alike_hosts,
+    attention_of,
+    cards_of,
+    groups_of,
+    replicas_told,
+    unplanned,
+    verdicts_of,
+)
+from .words import (
+    DECISIONS,
+    RUNNING,
+    SOURCES,
+    STEPS,
+    TERMS,
+    VERDICTS,
+    Budget,
+    Plan,
+    alike,
+    cards_named,
+    count,
+    named,
+    needs_title,
+    summary,
+)
 
 TITLE = "vLLM plans of the fleet"
 
 LABELLED_SHARE = 0.09
 """Parts of a bar that are smaller have no room for their number; it is in the tooltip and in the derivation."""
 
-SIGNS = {"fits": "✓", "fits_reduced": "▾", "does_not_fit": "✕", "unsupported": "✕"}
-COLOURS = {"fits": "good", "fits_reduced": "fair", "does_not_fit": "bad", "unsupported": "bad"}
+SIGNS = {"fits": "✓", "fits_reduced": "▾", "unverified": "?", "does_not_fit": "✕", "unsupported": "✕"}
+COLOURS = {"fits": "good", "fits_reduced": "fair", "unverified": "open", "does_not_fit": "bad", "unsupported": "bad"}
+
+MOST_NAMES_OF_A_WARNING = 12
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the page is made of."""
+    """What the page is made of. reasons: why hosts have no plan, by host."""
 
-    plans: Sequence[Mapping[str, Any]]
+    plans: Sequence[Plan]
     hosts: Mapping[str, Mapping[str, Any]]
     groups: Sequence[Group]
     cards: Mapping[str, Sequence[Card]]
+    reasons: Mapping[str, str]
 
     @functools.cached_property
-    def anchors(self) -> dict[tuple[str, str], str]:
-        """Where the plan of an instance on a host is told: by both names."""
-        return {(group.name, host): group.anchor for group in self.groups for host in group.hosts}
+    def groups_by_host(self) -> dict[str, list[Group]]:
+        found: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for host in dict.fromkeys(group.hosts):
+                found.setdefault(host, []).append(group)
+        return found
+
+    def anchor(self, name: str, host: str) -> str:
+        """Where the plan of an instance on a host is told."""
+        return next(group.anchor for group in self.groups_by_host[host] if group.name == name)
 
 
-def fleet_page(plans: Sequence[Mapping[str, Any]], hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page: the fleet in numbers, what needs attention, every card of every host, all instances, each plan.
+def fleet_page(
+    plans: Sequence[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any] | None = None
+) -> str:
+    """The page: what needs attention, the fleet in numbers, every card of every host, all instances, each plan.
 
     plans: items of what plan() returned, of all hosts. hosts: what gpu_info returned, by inventory name; empty for a
-    host that could not be read. The same input gives the same bytes.
+    host that could not be read. failures: what Ansible returned for the task that failed, by host. The same input gives
+    the same bytes.
     """
-    page = Page(plans, hosts, groups_of(plans), cards_of(plans, hosts))
+    reasons = unplanned(plans, hosts, failures or {})
+    known = {**{host: {} for host in reasons}, **hosts}
+    page = Page(plans, hosts, groups_of(plans), cards_of(plans, known), reasons)
     body = [
         f"<h1>{TITLE}</h1>",
-        _figures(page),
-        _attention(attention_of(page.groups, hosts)),
+        _attention(attention_of(page.groups, hosts, reasons)),
+        f"<h2>Fleet</h2>{_figures(page)}",
         _hosts(page),
         _instances(page.groups),
         f"<h2>Plans</h2>{_legend(uncertain=True)}",
         *map(_plan, page.groups),
+        _sources(),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -97,45 +139,68 @@ def _attention(found: Sequence[Attention]) -> str:
     if not found:
         return '<h2>Warnings</h2><p class="calm">None. Every instance fits as asked.</p>'
     items = "".join(
-        f'<li class="{item.level}"><b>{_text(item.subject)}</b> on {_text(_places(item.hosts))}'
+        f'<li class="{item.level}"><b>{_text(item.subject)}</b> on {_names(item.hosts)}'
         f"{': ' if item.title else ''}{_text(item.title)}{_list(item.texts)}</li>"
         for item in found
     )
     return f'<h2>Warnings</h2><ul class="attention">{items}</ul>'
 
 
-def _places(hosts: Sequence[str], most: int = 12) -> str:
-    """The names of hosts; of very many, the first and their number."""
-    if len(hosts) <= most:
-        return ", ".join(hosts) or "no host"
-    return f"{', '.join(hosts[:most])} and {len(hosts) - most} more"
+def _names(hosts: Sequence[str], most: int = MOST_NAMES_OF_A_WARNING) -> str:
+    """The names of hosts; of very many, the first, and the others to unfold."""
+    several = list(dict.fromkeys(hosts))
+    if len(several) <= most:
+        return _text(", ".join(several) or "no host")
+    return (
+        f'{_text(", ".join(several[:most]))} <details class="more"><summary>and {len(several) - most:,} more</summary>'
+        f"{_text(', '.join(several[most:]))}</details>"
+    )
 
 
 def _hosts(page: Page) -> str:
-    tiles = "".join(_host(page, host, cards) for host, cards in page.cards.items())
+    also = {host: [page.reasons.get(host), _driver(page, host), _stopped(page, host)] for host in page.cards}
+    tiles = "".join(_host(page, hosts) for hosts in alike_hosts(page.cards, also))
     return f'<h2>Hosts</h2><div class="hosts">{tiles}</div>{_legend()}'
 
 
-def _host(page: Page, host: str, cards: Sequence[Card]) -> str:
-    facts = page.hosts.get(host)
-    stopped = "".join(
-        f'<p><a href="#{group.anchor}">{_text(group.name)}</a> {_chip(group.plan["verdict"])}</p>'
-        for group in page.groups
-        if host in group.hosts and group.plan["verdict"] not in RUNNING
+def _driver(page: Page, host: str) -> str:
+    version = (page.hosts.get(host) or {}).get("driver_version")
+    return f", driver {version}" if version else ""
+
+
+def _stopped(page: Page, host: str) -> str:
+    """The instances of a host that cannot run as asked."""
+    return "".join(
+        f'<p><a href="#{group.anchor}">{_text(group.name)}</a> {_chip(group.verdict)}</p>'
+        for group in page.groups_by_host.get(host, ())
+        if group.verdict not in RUNNING
     )
+
+
+def _host(page: Page, hosts: Sequence[str]) -> str:
+    """One tile for hosts that look the same."""
+    host, cards = hosts[0], page.cards[hosts[0]]
+    title = f"<h3>{_text(host)}</h3>"
+    if len(hosts) > 1:
+        title = (
+            f"<h3>{_text(host)} <small>and {count(len(hosts) - 1, 'host')} like it</small></h3>"
+            f'<details class="more"><summary>Names</summary>{_text(", ".join(hosts))}</details>'
+        )
     if not cards:
-        why = "No plan." if facts is not None and not facts else "No GPU that works."
-        return f'<div class="host surface unread"><h3>{_text(host)}</h3><p class="muted">{why}</p>{stopped}</div>'
+        why = "No plan." if host in page.reasons else "No GPU that works."
+        inner = f'<p class="muted">{why}</p>{_stopped(page, host)}'
+        return f'<div class="host surface unread">{title}{inner}</div>'
     kinds = [card.name for card in cards]
-    named = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
-    driver = f", driver {facts['driver_version']}" if facts and facts.get("driver_version") else ""
-    head = f'<h3>{_text(host)}</h3><p class="muted">{_text(named + driver)}</p>'
-    return f'<div class="host surface">{head}{"".join(_host_card(page, card) for card in cards)}{stopped}</div>'
+    told = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
+    head = f'{title}<p class="muted">{_text(told + _driver(page, host))}</p>'
+    lost = '<p class="muted">No plan.</p>' if host in page.reasons else ""
+    bars = "".join(_host_card(page, card) for card in cards)
+    return f'<div class="host surface">{head}{lost}{bars}{_stopped(page, host)}</div>'
 
 
 def _host_card(page: Page, card: Card) -> str:
     names = [str(plan.get("name") or "instance") for plan, _budget in card.takers]
-    takers = ", ".join(f'<a href="#{page.anchors[name, card.host]}">{_text(name)}</a>' for name in names)
+    takers = ", ".join(f'<a href="#{page.anchor(name, card.host)}">{_text(name)}</a>' for name in names)
     state = takers or ("idle" if card.idle else "used by others")
     free = card.total_gib - card.others_gib - sum(_engine_gib(budget) for _plan, budget in card.takers)
     return (
@@ -144,12 +209,12 @@ def _host_card(page: Page, card: Card) -> str:
     )
 
 
-def _parts(budget: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _parts(budget: Budget) -> list[tuple[str, float]]:
     """Title and GiB of what an engine takes of a card."""
     return [(title, max(0.0, budget[key]["value"])) for key, _letter, title in TERMS if key != "others_gib"]
 
 
-def _engine_gib(budget: Mapping[str, Any]) -> float:
+def _engine_gib(budget: Budget) -> float:
     return sum(size for _title, size in _parts(budget))
 
 
@@ -211,10 +276,10 @@ def _cell(title: str, value: str, number: bool) -> str:
 
 def _instance_row(group: Group) -> Iterator[str]:
     plan, kv = group.plan, group.plan["kv"]
-    works = plan["verdict"] in ("fits", "fits_reduced")
+    works = group.verdict in RUNNING
     yield f'<a href="#{group.anchor}">{_text(group.name)}</a>'
     yield _chip(plan["verdict"])
-    yield _text(_places(group.hosts))
+    yield _names(group.hosts)
     yield str(len(plan["budget"])) if plan["budget"] and works else "–"
     yield _text(plan["release"]["version"])
     yield f"{kv['max_model_len']:,}" if works and kv.get("max_model_len") else "–"
@@ -229,32 +294,28 @@ def _chip(verdict: str) -> str:
 def _plan(group: Group) -> str:
     plan = group.plan
     head = (
-        f"<header><h3>{_text(group.name)}</h3>{_chip(plan['verdict'])}"
-        f'<span class="muted">vLLM {_text(plan["release"]["version"])} on {_text(_places(group.hosts))}</span></header>'
+        f"<header><h3>{_text(group.name)}</h3>{_chip(group.verdict)}"
+        f'<span class="muted">vLLM {_text(plan["release"]["version"])} on {_text(named(group.hosts))}</span></header>'
     )
+    shown = f"; shown is {named(list(plan['devices']) or group.hosts[:1])}"
+    told = [*summary(plan), *([replicas_told(group) + shown] if replicas_told(group) else [])]
     parts = [
         f'<section class="plan surface" id="{group.anchor}">{head}',
-        *(f"<p>{_text(line)}.</p>" for line in [*summary(plan), *_replicas(group)]),
-        *(_card(labels, budget) for labels, budget in alike(plan["budget"])),
+        *(f"<p>{_text(line)}.</p>" for line in told),
+        *(_card(cards, budget) for cards, budget in alike(plan["budget"])),
         _details(needs_title(plan), _list(plan["needs"]), opened=True),
         _details("Warnings", _list(plan["warnings"]), opened=True),
         _details(
             f"Arguments: {', '.join(argument['name'] for argument in plan['arguments'])}",
             _reasons(map(_argument, plan["arguments"])),
         ),
-        _details("What was decided, and why", _reasons(map(_decision, plan["decisions"]))),
+        _details(DECISIONS, _reasons(map(_decision, plan["decisions"]))),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _replicas(group: Group) -> Iterator[str]:
-    shown = list(group.plan["devices"])
-    if len(group.hosts) > max(1, len(shown)):
-        yield f"The same on {len(group.hosts)} hosts; shown is {_places(shown or group.hosts[:1])}"
-
-
-def _card(labels: Sequence[str], budget: Mapping[str, Any]) -> str:
+def _card(cards: Sequence[Budget], budget: Budget) -> str:
     shares = [(title, max(0.0, budget[key]["value"])) for key, _letter, title in TERMS]
     whole = budget["total_gib"]["value"] or 1.0
     # What does not fit is longer than the card: then the bar shows all of it, and where the card ends.
@@ -264,7 +325,7 @@ def _card(labels: Sequence[str], budget: Mapping[str, Any]) -> str:
     pool = budget["kv_pool_gib"]["value"]
     outcome = f"{pool:.2f} GiB for the KV cache" if pool >= 0 else f"{-pool:.2f} GiB too little"
     label = (
-        f'<div class="label"><span>{_text(", ".join(labels))} <span class="muted">{_text(budget["name"])}, '
+        f'<div class="label"><span>{_text(cards_named(cards))} <span class="muted">{_text(budget["name"])}, '
         f"{whole:.1f} GiB</span></span><b>{outcome}</b></div>"
     )
     told = "; ".join(f"{title} {size:.2f} GiB" for title, size in shares if size > 0)
@@ -280,7 +341,7 @@ def _part(title: str, size: float, longest: float) -> str:
     )
 
 
-def _between(budget: Mapping[str, Any], longest: float) -> str:
+def _between(budget: Budget, longest: float) -> str:
     """The hatched range in which the KV pool begins: its end is fixed, what is before it is predicted."""
     pool = budget["kv_pool_gib"]
     end = sum(max(0.0, budget[key]["value"]) for key, _letter, _title in TERMS)
@@ -297,7 +358,7 @@ def _beyond(share: float) -> str:
     return f'<span class="beyond" style="left:{100 * share:.2f}%" title="more than the card has"></span>'
 
 
-def _derivation(budget: Mapping[str, Any]) -> str:
+def _derivation(budget: Budget) -> str:
     terms = [("total_gib", "card"), ("free_gib", "free before the start"), ("requested_gib", "for vLLM")]
     terms += [(key, title) for key, _letter, title in TERMS] + [("headroom_gib", "left free")]
     head = '<tr><th>GiB</th><th class="number">expected</th><th class="number">from</th><th class="number">to</th>'
@@ -309,6 +370,11 @@ def _derivation(budget: Mapping[str, Any]) -> str:
         if key != "others_gib" or budget[key]["value"]
     )
     return f'<table class="terms"><thead>{head}<th>known as</th></tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _sources() -> str:
+    items = "".join(f"<dt>{source}</dt><dd>{meaning}</dd>" for source, meaning in SOURCES.items())
+    return f'<section class="sources"><h2>How a size is known</h2><dl>{items}</dl></section>'
 
 
 def _details(title: str, inner: str, opened: bool = False) -> str:

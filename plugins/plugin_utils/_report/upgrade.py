@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .text import count, wrap
+from .columns import table, wrap
+from .words import count, named
 
 SECTIONS = {
     "blocker": "Would not start",
@@ -17,6 +18,7 @@ SECTIONS = {
 }
 WORDS = {"blocked": "blocked", "attention": "in need of attention", "ready": "ready"}
 
+MOST_NAMES_OF_A_ROW = 4
 MOST_NAMES = 8
 """Of longer lists only so many names are printed; all of them are in the report itself, under changes."""
 
@@ -45,15 +47,12 @@ def _table(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             report["verdict"],
             str(report["instance"]),
             report["from"],
-            ", ".join(report.get("hosts") or ()),
+            named(list(report.get("hosts") or ()), MOST_NAMES_OF_A_ROW),
             _cache(report),
         )
         for report in sorted(reports, key=lambda report: list(WORDS).index(report["verdict"]))
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        line = "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield from wrap(line.rstrip(), "  ") if len(line.rstrip()) > 100 else [line.rstrip()]
+    yield from table(rows)
 
 
 def _cache(report: Mapping[str, Any]) -> str:

@@ -112,5 +112,5 @@ def test_the_page_says_warnings_first_and_escapes_names():
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(AnsibleFilterError, match="text or html"):
+    with pytest.raises(AnsibleFilterError, match="text, summary or html"):
         explain(planned(), format="pdf")

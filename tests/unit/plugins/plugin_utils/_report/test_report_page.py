@@ -16,6 +16,7 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.fleet import
     attention_of,
     cards_of,
     groups_of,
+    unplanned,
 )
 
 PLANS, HOSTS = fleet()
@@ -94,14 +95,59 @@ def test_the_worst_comes_first():
         "lost": {},
         "broken": {"gpus": [], "errors": [{"message": "GPU 3 is lost", "next_step": "reboot"}]},
     }
-    found = [(item.level, item.subject, item.hosts) for item in attention_of(groups_of(PLANS), hosts)]
+    failures = {
+        "gone": {"msg": "gone: could not be reached: no route"},
+        "away": {"msg": "could not be reached: no route"},
+    }
+    reasons = unplanned(PLANS, hosts, failures)
+    found = [(item.level, item.subject, item.hosts) for item in attention_of(groups_of(PLANS), hosts, reasons)]
     assert found == [
+        ("bad", "No plan", ("gone", "away")),
         ("bad", "No plan", ("lost",)),
         ("bad", "Driver or GPU", ("broken",)),
         ("bad", "glm", ("h100-pair",)),
         ("bad", "distill", ("rtx4090",)),
         ("fair", "assistant", ("gpu04",)),
     ]
+
+
+def test_hosts_without_a_plan_come_before_everything_else_with_their_reason():
+    page = fleet_page(PLANS, {**HOSTS, "gone": {}}, {"gone": {"msg": "could not be reached: no route to host"}})
+    assert page.index("<b>No plan</b> on gone: could not be reached: no route to host") < page.index("<h2>Fleet</h2>")
+    assert page.index("<h2>Warnings</h2>") < page.index("<h2>Fleet</h2>")
+
+
+def large_fleet(number):
+    """Hosts with eight cards each, of which one is used, with free memory that differs by a few MiB."""
+    (plan,) = planned("gpu01")
+    facts = HOSTS["gpu01"]
+    plans, hosts = [], {}
+    for index in range(number):
+        name = f"gpu{index:04}"
+        gpus = [{**facts["gpus"][0], "index": slot, "uuid": f"GPU-{index}-{slot}"} for slot in range(8)]
+        hosts[name] = {**facts, "gpus": gpus}
+        budget = {**plan["budget"][0], "host": name, "uuid": f"GPU-{index}-0"}
+        kv = {**plan["kv"], "tokens": plan["kv"]["tokens"] - 16 * (index % 5)}
+        plans.append({**plan, "hosts": [name], "devices": {name: [f"GPU-{index}-0"]}, "budget": [budget], "kv": kv})
+    return plans, hosts
+
+
+def test_a_large_fleet_stays_a_small_page():
+    plans, hosts = large_fleet(1000)
+    page = fleet_page(plans, {**hosts, "odd": HOSTS["gpu03"]})
+    assert len(page) < 200_000
+    assert page.count('<div class="host ') == 2
+    assert "gpu0999" in page and "and 999 hosts like it" in page
+    assert figures(page)["GPUs"] == (8002, "7002 idle")
+    # What is shown for all of them is the one that holds the least.
+    assert f"KV cache: {min(plan['kv']['tokens'] for plan in plans):,} tokens" in page
+
+
+def test_a_plan_that_is_not_understood_has_a_verdict_of_its_own():
+    plan = {**planned("gpu01")[0], "verdict": "unverified", "needs": ["start it and look at its receipt"]}
+    page = fleet_page([plan], {"gpu01": HOSTS["gpu01"]})
+    assert '<span class="chip unverified">? Unverified</span>' in page
+    assert "None. Every instance fits as asked." not in page
 
 
 def test_nothing_to_warn_of_is_said():
