@@ -24,7 +24,7 @@ from .kv_cache import KVCacheLayout, kv_cache_layout
 from .parallelism import Layout
 from .receipts import Receipt
 from .settings import Settings
-from .weights import weights_per_gpu
+from .weights import share_equal_layers, weights_per_gpu
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Model:
 
     def _weights(self, layout: Layout, settings: Settings) -> list[Estimate]:
         stages = weights_per_gpu(
-            dict(self.checkpoint),
+            self._once("shared", lambda: share_equal_layers(dict(self.checkpoint))),
             self.release,
             layout.tensor_parallel_size,
             layout.pipeline_parallel_size,
@@ -143,6 +143,12 @@ class GpuBudget:
             return remainder(free, (self.engine, self.pool, self.context))
         return remainder(free - self.requested, (outside,))
 
+    def at_utilization(self, utilization: float) -> GpuBudget:
+        """The same start with another share of the card: only the pool differs."""
+        more = self.gpu.total_bytes * utilization - self.requested
+        pool = self.pool if self.pinned_pool else self.pool.moved(more)
+        return replace(self, requested=self.requested + more, pool=pool)
+
     @property
     def start_margin(self) -> float:
         """Free memory at vLLM's first look minus what it asks for; below zero it refuses to start."""
@@ -176,11 +182,27 @@ class Prediction:
     model: Model
     layout: Layout
     settings: Settings
+    run: Mapping[str, Any]
     budgets: tuple[GpuBudget, ...]
 
     @cached_property
     def kv(self) -> KVCacheLayout:
         return self.model.kv(self.layout, self.settings)
+
+    @cached_property
+    def distinct(self) -> tuple[GpuBudget, ...]:
+        """One budget of each kind: GPUs of one size, equally free, on one stage have equal ones."""
+        kinds = {(item.stage, item.gpu.total_bytes, item.gpu.free_bytes): item for item in reversed(self.budgets)}
+        return tuple(kinds.values())
+
+    def at_utilization(self, utilization: float) -> Prediction:
+        """The same start with another gpu_memory_utilization."""
+        settings = replace(self.settings, gpu_memory_utilization=utilization)
+        if self.model.unverified:
+            return predict(self.model, self.layout, settings, self.run)
+        return replace(
+            self, settings=settings, budgets=tuple(item.at_utilization(utilization) for item in self.budgets)
+        )
 
     def pools(self, bound: str) -> list[int]:
         """The KV pool of each pipeline stage: the least over its GPUs. bound is value, low or high.
@@ -189,11 +211,20 @@ class Prediction:
         """
         share = self.model.shape.num_layers / (self.model.shape.num_layers + self.model.extras.draft_layers or 1)
         return [
-            int(share * max(0, min(getattr(budget.pool, bound) for budget in self.budgets if budget.stage == stage)))
+            int(share * max(0, min(getattr(budget.pool, bound) for budget in self.distinct if budget.stage == stage)))
             for stage in range(self.layout.pipeline_parallel_size)
         ]
 
     def blocks(self, bound: str) -> int:
+        if bound not in self._blocks:
+            self._blocks[bound] = self._count_blocks(bound)
+        return self._blocks[bound]
+
+    @cached_property
+    def _blocks(self) -> dict[str, int]:
+        return {}
+
+    def _count_blocks(self, bound: str) -> int:
         if self.settings.num_gpu_blocks_override:
             return self.settings.num_gpu_blocks_override
         return int(self.kv.blocks(self.pools(bound))) if self.kv.groups else 0
@@ -260,7 +291,7 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
                 gpu, stage, settings, weights[stage], terms[stage], facts, model
             )
         budgets.append(replace(alike[stage, gpu.total_bytes], gpu=gpu))
-    return Prediction(model, layout, settings, tuple(budgets))
+    return Prediction(model, layout, settings, run, tuple(budgets))
 
 
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:

@@ -202,7 +202,9 @@ def _case(
     pins: Pins,
     errors: Sequence[Mapping[str, Any]],
 ) -> Case:
-    shape, checkpoint_name = dimensions(checkpoint), fingerprint(checkpoint)
+    checkpoint_name = fingerprint(checkpoint)
+    cache = _cache_of(checkpoint_name, release.version)
+    shape = cache["shape"] = cache.get("shape") or dimensions(checkpoint)
     task = read_task(instance, checkpoint, pins)
     cards = list(dict.fromkeys(gpu.name for host in hosts for gpu in host.gpus))
     extras, extra_warnings = read_extras(checkpoint, pins)
@@ -214,7 +216,7 @@ def _case(
         generates=task not in POOLING_TASKS,
         unverified=is_unverified(checkpoint),
         extras=extras,
-        cache=_cache_of(checkpoint_name, release.version),
+        cache=cache,
         receipt=receipt,
     )
     return Case(

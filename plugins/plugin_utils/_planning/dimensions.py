@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 STATEFUL = ("linear", "mamba", "gated_delta", "short_conv")
@@ -39,6 +40,19 @@ class Dimensions:
     dtype: str
     max_model_len: int
     layers: tuple[Mapping[str, Any], ...]
+
+    @cached_property
+    def divided_sizes(self) -> tuple[tuple[str, int], ...]:
+        """What tensor parallelism divides, each size once: heads, key_value_heads, shared, dense and expert widths."""
+        found: dict[tuple[str, int], None] = {("heads", self.num_attention_heads): None}
+        for layer in self.layers:
+            attention, mlp = layer.get("attention") or {}, layer.get("mlp") or {}
+            width = "expert width" if mlp.get("kind") == "moe" else "MLP width"
+            found["heads", int(attention.get("num_heads") or 0)] = None
+            found["key-value heads", int(attention.get("num_kv_heads") or 0)] = None
+            found["shared expert width", int(mlp.get("shared_intermediate_size") or 0)] = None
+            found[width, int(mlp.get("intermediate_size") or 0)] = None
+        return tuple(size for size in found if size[1])
 
     @property
     def quantization_method(self) -> str | None:

@@ -43,6 +43,10 @@ class Estimate:
             least_sure((self.source, source)),
         )
 
+    def moved(self, shift: float) -> Estimate:
+        """Value and bounds, all moved by as many bytes."""
+        return replace(self, value=self.value + shift, low=self.low + shift, high=self.high + shift)
+
     def at_least(self, floor: float) -> Estimate:
         """No value or bound below floor (memory is never negative)."""
         return replace(self, value=max(self.value, floor), low=max(self.low, floor), high=max(self.high, floor))

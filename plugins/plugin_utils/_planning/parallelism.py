@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .dimensions import Dimensions
-from .estimate import MIB
+from .estimate import GIB
 from .hosts import Gpu, Host
 
 VOCABULARY_PADDING = 64
@@ -65,44 +66,26 @@ def division_faults(shape: Dimensions, tensor_parallel_size: int, expert_paralle
     size = tensor_parallel_size
     if size == 1:
         return []
-    faults = []
-    if shape.num_attention_heads and shape.num_attention_heads % size:
-        faults.append(f"{shape.num_attention_heads} attention heads are not divisible by {size}")
     padded = -(-shape.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    if padded % size:
-        faults.append(f"the vocabulary, padded to {padded}, is not divisible by {size}")
-    for layer in shape.layers:
-        faults += _attention_faults(layer.get("attention") or {}, size)
-        faults += _mlp_faults(layer.get("mlp") or {}, size, shape.quantization, expert_parallel)
-    return list(dict.fromkeys(faults))
-
-
-def _attention_faults(attention: Mapping[str, Any], size: int) -> list[str]:
-    faults = []
-    heads, groups = attention.get("num_heads"), attention.get("num_kv_heads")
-    if heads and int(heads) % size:
-        faults.append(f"{heads} attention heads are not divisible by {size}")
-    if groups and int(groups) % size and size % int(groups):
-        faults.append(f"{groups} key-value heads and {size} GPUs do not divide each other")
+    faults = [f"the vocabulary, padded to {padded}, is not divisible by {size}"] if padded % size else []
+    block = block_size(shape.quantization)
+    for kind, width in shape.divided_sizes:
+        if not (expert_parallel and kind == "expert width"):
+            faults += _size_faults(kind, width, size, block)
     return faults
 
 
-def _mlp_faults(
-    mlp: Mapping[str, Any], size: int, quantization: Mapping[str, Any] | None, expert_parallel: bool
-) -> list[str]:
-    widths = {"shared expert width": mlp.get("shared_intermediate_size")}
-    if not (mlp.get("kind") == "moe" and expert_parallel):
-        widths["expert width" if mlp.get("kind") == "moe" else "MLP width"] = mlp.get("intermediate_size")
-    block = block_size(quantization)
-    faults = []
-    for name, width in widths.items():
-        if not width:
-            continue
-        if int(width) % size:
-            faults.append(f"the {name} {width} is not divisible by {size}")
-        elif block and int(width) // size % block:
-            faults.append(f"the {name} {width} over {size} GPUs holds no whole blocks of {block} (block-wise FP8)")
-    return faults
+def _size_faults(kind: str, width: int, size: int, block: int | None) -> list[str]:
+    if kind == "heads":
+        return [f"{width} attention heads are not divisible by {size}"] if width % size else []
+    if kind == "key-value heads":
+        apart = width % size and size % width
+        return [f"{width} key-value heads and {size} GPUs do not divide each other"] if apart else []
+    if width % size:
+        return [f"the {kind} {width} is not divisible by {size}"]
+    if block and width // size % block:
+        return [f"the {kind} {width} over {size} GPUs holds no whole blocks of {block} (block-wise FP8)"]
+    return []
 
 
 def block_size(quantization: Mapping[str, Any] | None) -> int | None:
@@ -183,55 +166,61 @@ def _choose(hosts: Sequence[Host], size: int, span: int) -> tuple[Gpu, ...]:
     return tuple(gpu for host in enough[:span] for gpu in nearest(host, per_host))
 
 
-def nearest(host: Host, count: int) -> tuple[Gpu, ...]:
-    """The count GPUs of a host to take: of one kind, those with the most free memory, near to each other.
+@dataclass(frozen=True)
+class Card:
+    """What the choice among the GPUs of a host depends on. Free memory counts in steps of 1 GiB: a few MiB more or less
+    on an idle card must not move an engine."""
 
-    Free memory counts in steps of 1 GiB: a few MiB more or less on an idle card must not move an engine.
-    """
+    index: int
+    kind: tuple[str, int]
+    free_steps: int
+    numa_node: int | None
+
+
+def nearest(host: Host, count: int) -> tuple[Gpu, ...]:
+    """The count GPUs of a host to take: of one kind, those with the most free memory, near to each other."""
     if count >= len(host.gpus):
         return host.gpus
+    cards = tuple(
+        Card(gpu.index, (gpu.name, gpu.total_bytes // GIB), gpu.free_bytes // GIB, gpu.numa_node) for gpu in host.gpus
+    )
     if count == 1:
-        return (max(host.gpus, key=_free_steps),)
-    if _alike(host):
-        return host.gpus[:count]
-    apart = {(left.index, right.index): distance(host, left, right) for left in host.gpus for right in host.gpus}
-    return max(_subsets(host, count, apart), key=lambda gpus: _score(gpus, apart))
+        return (host.gpus[max(range(len(cards)), key=lambda position: cards[position].free_steps)],)
+    links = tuple(tuple(link(host, left.index, right.index) for right in cards) for left in cards)
+    return tuple(host.gpus[position] for position in _positions(cards, links, count))
 
 
-def _alike(host: Host) -> bool:
-    """Whether no choice is better than another: one kind of card, equally free, every pair linked in the same way."""
-    links = {str(cell) for row in host.links for cell in row} - {"X"}
-    cards = {(gpu.name, gpu.total_bytes, _free_steps(gpu), gpu.numa_node) for gpu in host.gpus}
-    return len(links) <= 1 and len(cards) == 1
+@functools.lru_cache(maxsize=4096)
+def _positions(cards: tuple[Card, ...], links: tuple[tuple[str, ...], ...], count: int) -> tuple[int, ...]:
+    """The positions of the cards to take. The hosts of a fleet are mostly alike, so that each kind is compared once."""
+    apart = [
+        [0 if left.index == right.index else distance(links[row][column]) for column, right in enumerate(cards)]
+        for row, left in enumerate(cards)
+    ]
+    return max(_subsets(cards, count, apart), key=lambda positions: _score(cards, positions, apart))
 
 
-def _free_steps(gpu: Gpu) -> int:
-    return gpu.free_bytes // (1024 * MIB)
-
-
-def _subsets(host: Host, count: int, apart: Mapping[tuple[int, int], int]) -> Iterator[tuple[Gpu, ...]]:
-    if len(host.gpus) <= EXHAUSTIVE_GPUS:
-        yield from itertools.combinations(host.gpus, count)
+def _subsets(cards: Sequence[Card], count: int, apart: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    if len(cards) <= EXHAUSTIVE_GPUS:
+        yield from itertools.combinations(range(len(cards)), count)
         return
-    for first in host.gpus:
-        near = sorted(host.gpus, key=lambda gpu: (-_free_steps(gpu), apart[first.index, gpu.index], gpu.index))
-        yield tuple(sorted(near[:count], key=lambda gpu: gpu.index))
+    for first in range(len(cards)):
+        near = sorted(range(len(cards)), key=lambda other: (-cards[other].free_steps, apart[first][other], other))
+        yield tuple(sorted(near[:count]))
 
 
-def _score(gpus: Sequence[Gpu], apart: Mapping[tuple[int, int], int]) -> tuple[int, int, int, int]:
+def _score(
+    cards: Sequence[Card], positions: Sequence[int], apart: Sequence[Sequence[int]]
+) -> tuple[int, int, int, int]:
     """Larger is better: one kind of card, the least free memory among them, the sum of distances."""
-    kinds = len({(gpu.name, gpu.total_bytes // (1024 * MIB)) for gpu in gpus})
-    indices = [gpu.index for gpu in gpus]
-    total = sum(map(apart.__getitem__, itertools.combinations(indices, 2)))
-    numa = len({gpu.numa_node for gpu in gpus})
-    return -kinds, min(map(_free_steps, gpus)), -total, -numa
+    taken = [cards[position] for position in positions]
+    total = sum(apart[left][right] for left, right in itertools.combinations(positions, 2))
+    kinds, nodes = {card.kind for card in taken}, {card.numa_node for card in taken}
+    return -len(kinds), min(card.free_steps for card in taken), -total, -len(nodes)
 
 
-def distance(host: Host, left: Gpu, right: Gpu) -> int:
-    """How far two GPUs of a host are apart: 0 for itself, NVLink 1 to 19 by its number of links, then PCIe."""
-    if left.index == right.index:
-        return 0
-    name = link(host, left.index, right.index)
+def distance(name: str) -> int:
+    """How far two GPUs with that link are apart: NVLink 1 to 19 by its number of links, then PCIe, then the unknown."""
     nvlink = re.match(r"NV(\d+)", name)
     if nvlink:
         return max(1, 19 - int(nvlink.group(1)))

@@ -114,12 +114,12 @@ def keeps(case: Case, candidate: Prediction, goal: Goal) -> bool:
 
 def has_room(case: Case, candidate: Prediction) -> bool:
     """Every GPU can give what vLLM asks for, and keeps its headroom; a pinned limit is obeyed with less of it."""
-    if any(budget.start_margin < 0 for budget in candidate.budgets):
+    if any(budget.start_margin < 0 for budget in candidate.distinct):
         return False
     if "gpu_memory_utilization" in case.pins or "kv_cache_memory_bytes" in case.pins:
-        return all(budget.headroom.value >= 0 for budget in candidate.budgets)
+        return all(budget.headroom.value >= 0 for budget in candidate.distinct)
     # Pools are rounded to whole steps: a MiB must not decide.
-    return all(budget.headroom.low >= least_headroom(case, budget.gpu) - MIB for budget in candidate.budgets)
+    return all(budget.headroom.low >= least_headroom(case, budget.gpu) - MIB for budget in candidate.distinct)
 
 
 def least_headroom(case: Case, gpu: Gpu) -> float:
@@ -227,7 +227,7 @@ def needed_bytes(candidate: Prediction, goal: Goal, stage: int) -> float:
 def _with_utilization(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     default = candidate.settings.gpu_memory_utilization
     needed, most = 0.0, UTILIZATION_MOST
-    for budget in candidate.budgets:
+    for budget in candidate.distinct:
         size = float(budget.gpu.total_bytes)
         taken = budget.requested - budget.pool.low
         needed = max(needed, (needed_bytes(candidate, goal, budget.stage) + taken) / size)
@@ -240,7 +240,7 @@ def _with_utilization(case: Case, candidate: Prediction, goal: Goal) -> Predicti
         chosen = min(_step_up(needed), _step_down(most))
     if chosen == default or chosen <= 0:
         return candidate
-    return predict(case, candidate.layout, replace(candidate.settings, gpu_memory_utilization=chosen))
+    return candidate.at_utilization(chosen)
 
 
 def _step_down(value: float) -> float:

@@ -107,7 +107,9 @@ def weights_per_gpu(
         dtype,
         compute_capability,
     )
-    sizes = [size for run in checkpoint["layers"] for size in [_layer_bytes(run["tensors"], loading)] * run["count"]]
+    layers = {id(run["tensors"]): run["tensors"] for run in checkpoint["layers"]}
+    size_of = {key: _layer_bytes(tensors, loading) for key, tensors in layers.items()}
+    sizes = [size_of[id(run["tensors"])] for run in checkpoint["layers"] for _layer in range(run["count"])]
     stages = stage_slices(len(sizes), pipeline_parallel_size)
     rotary = _rotary_bytes(checkpoint, loading)
     uncertainty = _uncertainty(checkpoint, loading)
@@ -117,6 +119,21 @@ def weights_per_gpu(
         total = sum(sizes[index] for index in indices) + _layer_bytes(outside, loading) + rotary
         result.append(WeightBytes(total, int(total * (1 - uncertainty)), int(total * (1 + uncertainty))))
     return result
+
+
+def share_equal_layers(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint with one and the same list where the tensors of layers are equal: each is counted once then.
+
+    Models that alternate kinds of layers have dozens of runs, of two or three kinds.
+    """
+    kinds: list[Any] = []
+    layers = []
+    for run in checkpoint["layers"]:
+        same = next((tensors for tensors in kinds if tensors == run.get("tensors")), None)
+        if same is None:
+            kinds.append(run.get("tensors"))
+        layers.append(run if same is None else {**run, "tensors": same})
+    return {**checkpoint, "layers": layers}
 
 
 def _loading(
