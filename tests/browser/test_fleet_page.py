@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chromium import Browser, find
 
 from ansible_collections.gpufleet.vllm.plugins.filter.explain import FilterModule
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan_instances
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / ".build/browser"
-PHONE, TABLET, DESKTOP = (390, 844), (768, 1024), (1280, 900)
+PHONE, TABLET, DESKTOP = (360, 780), (768, 1024), (1280, 900)
 HOSTS = ["gpu01", "gpu02", "gpu03", "gpu04", "a100-pair", "l4-single", "h100-pair", "rtx4090"]
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on this machine; make browser installs one")
@@ -110,7 +113,7 @@ def test_light_and_dark_are_two(browser: Browser, page: Path) -> None:
 def test_warnings_are_first_and_the_worst_of_them_before_the_others(browser: Browser, page: Path) -> None:
     browser.open(page, *DESKTOP)
     titles = browser.run("[...document.querySelectorAll('h2')].map(title => title.innerText)")
-    assert titles == ["Warnings", "Hosts", "Instances", "Plans"]
+    assert titles == ["Warnings", "Fleet", "Hosts", "Instances", "Plans", "How a size is known"]
     levels = browser.run("[...document.querySelectorAll('.attention > li')].map(item => item.className)")
     assert levels == sorted(levels) and set(levels) == {"bad", "fair"}
     assert browser.run("document.querySelector('.attention').getBoundingClientRect().bottom") <= DESKTOP[1]
@@ -118,8 +121,12 @@ def test_warnings_are_first_and_the_worst_of_them_before_the_others(browser: Bro
 
 def test_all_hosts_and_all_their_cards_are_there(browser: Browser, page: Path) -> None:
     browser.open(page, *DESKTOP)
-    assert browser.run("[...document.querySelectorAll('.host h3')].map(title => title.innerText)") == HOSTS
-    assert browser.run("document.querySelectorAll('.host .bar').length") == 11
+    titles = browser.run("[...document.querySelectorAll('.host h3')].map(title => title.innerText)")
+    assert titles == ["gpu01 and 1 host like it", *HOSTS[2:]]
+    assert "gpu01, gpu02" in browser.run("document.querySelector('.host .more').textContent")
+    labels = browser.run("[...document.querySelectorAll('.host .card span:first-child')].map(item => item.innerText)")
+    assert labels[:3] == ["GPU 0: qwen", "GPUs 0-1: qwen-large", "GPU 0: embedding, assistant"] and len(labels) == 7
+    assert browser.run("document.querySelectorAll('.host .bar').length") == 7
     # The parts of a bar are as long as they say: the card of gpu01 is used to 92 percent, as the driver counts to 91.
     lengths = "[...document.querySelectorAll('.host .bar')[0].children].map(part => part.getBoundingClientRect().width)"
     whole = browser.run("document.querySelector('.host .bar').getBoundingClientRect().width")
@@ -161,14 +168,62 @@ def test_no_word_is_torn(browser: Browser, page: Path, size: tuple[int, int]) ->
     assert len(set(browser.run(lines))) == 1
 
 
-def test_long_names_and_hosts_without_a_plan_break_nothing(browser: Browser, tmp_path: Path) -> None:
+def write(folder: Path, *arguments: object, **named: object) -> Path:
+    page = folder / "page.html"
+    page.write_text(FilterModule().filters()["explain"](*arguments, format="html", **named), encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_long_names_and_hosts_without_a_plan_break_nothing(
+    browser: Browser, tmp_path: Path, size: tuple[int, int]
+) -> None:
     name = "a-name-without-an-end-" * 12
     broken = {"gpus": [], "errors": [{"message": "driver/library version mismatch", "next_step": "reboot the host"}]}
-    text = FilterModule().filters()["explain"]([], format="html", hosts={name: {}, "gpu2": broken})
-    page = tmp_path / "page.html"
-    page.write_text(text, encoding="utf-8")
-    browser.open(page, *PHONE)
-    assert browser.run(SIZES) == [PHONE[0], PHONE[0]]
-    shown = browser.run("document.body.innerText")
-    assert name in shown
-    assert "driver/library version mismatch reboot the host" in shown
+    failures = {name: {"msg": "could not be reached: no route to host"}}
+    page = write(tmp_path, [], hosts={name: {}, "gpu2": broken}, failures=failures)
+    browser.open(page, *size)
+    browser.screenshot(SCREENSHOTS / f"broken-{size[0]}.png")
+    assert browser.run(SIZES) == [size[0], size[0]]
+    assert browser.run("document.querySelector('.attention > li').innerText") == (
+        f"No plan on {name}: could not be reached: no route to host"
+    )
+    assert "driver/library version mismatch reboot the host" in browser.run("document.body.innerText")
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_thousand_hosts_of_eight_cards_stay_usable(browser: Browser, tmp_path: Path, size: tuple[int, int]) -> None:
+    """Every tenth host is used in a way of its own, every hundredth could not be reached."""
+    plans, hosts = large_fleet(1000)
+    failures = {host: {"msg": f"{host}: could not be reached: timed out"} for host in list(hosts)[::100]}
+    plans = [plan for plan in plans if plan["hosts"][0] not in failures]
+    hosts = {host: {} if host in failures else facts for host, facts in hosts.items()}
+    page = write(tmp_path, plans, hosts=hosts, failures=failures)
+    assert page.stat().st_size < 1_500_000
+    started = time.monotonic()
+    browser.open(page, *size)
+    assert time.monotonic() - started < 5
+    browser.screenshot(SCREENSHOTS / f"thousand-{size[0]}.png")
+    assert browser.run(SIZES)[0] <= size[0]
+    browser.run(OPEN_ALL)
+    assert browser.run(SIZES)[0] <= size[0]
+    first = browser.run("document.querySelector('.attention > li').innerText")
+    assert first.startswith("No plan on gpu0000, gpu0100") and "timed out" in first
+    shown = browser.run("document.body.textContent")
+    assert [host for host in hosts if host not in shown] == []
+
+
+def large_fleet(number: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Hosts with eight cards each: one engine on most, and on every tenth two, with their own free memory."""
+    facts = json.loads((ROOT / "inventories/example_facts/gpu01.json").read_text(encoding="utf-8"))
+    (gpu,), checkpoints = facts["gpu_info"]["gpus"], facts["checkpoints"]
+    instance = {"name": "qwen", "image": "vllm/vllm-openai:v0.32.0", "checkpoint": next(iter(checkpoints))}
+    plans, hosts = [], {}
+    for index in range(number):
+        name, less = f"gpu{index:04}", 100 * index if index % 10 == 0 else 0
+        free = max(gpu["memory_free_mib"] - less, 20_000)
+        gpus = [{**gpu, "index": slot, "uuid": f"GPU-{index}-{slot}", "memory_free_mib": free} for slot in range(8)]
+        hosts[name] = {**facts["gpu_info"], "gpus": gpus}
+        wanted = [instance, {**instance, "name": "second", "port": 8001}] if less else [instance]
+        plans += plan_instances(wanted, [hosts[name]], checkpoints, [name])
+    return plans, hosts

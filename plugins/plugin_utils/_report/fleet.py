@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +96,7 @@ def _key(plan: Plan, also: object) -> str:
     arguments = [(argument["name"], argument["value"]) for argument in plan["arguments"]]
     texts = [*plan["needs"], *plan["warnings"]]
     for number, host in enumerate(hosts_of(plan)):
-        texts = [text.replace(host, f"host {number}") for text in texts]
+        texts = [f"{number} {anywhere(text, host)}" for text in texts]
     figures = [rounded(budget) for budget in plan["budget"]]
     return json.dumps([told, arguments, texts, figures, len(plan["devices"]), also], sort_keys=True, default=str)
 
@@ -151,12 +153,17 @@ def _card_key(card: Card) -> list[object]:
     return [card.index, card.name, round(card.total_gib, 1), round(card.others_gib, 1), takers]
 
 
+def alike_cards(cards: Iterable[Card]) -> list[list[Card]]:
+    """Neighbours on a host that look the same and are used by the same instances."""
+    return [list(several) for _key, several in itertools.groupby(cards, lambda card: _card_key(card)[1:])]
+
+
 def unplanned(
     plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any]
 ) -> dict[str, str]:
     """Hosts without a plan, with the reason. failures: what Ansible returned for the task that failed, by host."""
     planned = {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
-    reasons = {host: reason_of(failures[host]) for host in failures if host not in planned}
+    reasons = {host: reason_of(failures[host]).removeprefix(f"{host}: ") for host in failures if host not in planned}
     for host, facts in hosts.items():
         if not facts and host not in planned:
             reasons.setdefault(host, NOT_PLANNED)
@@ -175,11 +182,13 @@ def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     """Reasons with the hosts that they are of; the name of the host in a reason does not make it another one."""
     found: dict[str, list[str]] = {}
     for host, reason in reasons.items():
-        found.setdefault(reason.removeprefix(f"{host}: ").replace(host, "the host"), []).append(host)
-    return {
-        reason if len(hosts) > 1 else reasons[hosts[0]].removeprefix(f"{hosts[0]}: "): hosts
-        for reason, hosts in found.items()
-    }
+        found.setdefault(anywhere(reason, host), []).append(host)
+    return {reason if len(hosts) > 1 else reasons[hosts[0]]: hosts for reason, hosts in found.items()}
+
+
+def anywhere(text: str, host: str) -> str:
+    """A text about a host as it would be about any."""
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "the host", text)
 
 
 def attention_of(

@@ -17,7 +17,9 @@ from .fleet import (
     Attention,
     Card,
     Group,
+    alike_cards,
     alike_hosts,
+    anywhere,
     attention_of,
     cards_of,
     groups_of,
@@ -39,6 +41,7 @@ from .words import (
     count,
     named,
     needs_title,
+    numbered,
     summary,
 )
 
@@ -51,6 +54,8 @@ SIGNS = {"fits": "✓", "fits_reduced": "▾", "unverified": "?", "does_not_fit"
 COLOURS = {"fits": "good", "fits_reduced": "fair", "unverified": "open", "does_not_fit": "bad", "unsupported": "bad"}
 
 MOST_NAMES_OF_A_WARNING = 12
+MOST_TILES = 24
+"""Hosts that differ are shown in so many tiles; the others unfold."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,7 @@ def fleet_page(
         f"<h2>Fleet</h2>{_figures(page)}",
         _hosts(page),
         _instances(page.groups),
-        f"<h2>Plans</h2>{_legend(uncertain=True)}",
-        *map(_plan, page.groups),
-        _sources(),
+        *([f"<h2>Plans</h2>{_legend(uncertain=True)}", *map(_plan, page.groups), _sources()] if page.groups else []),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -128,6 +131,8 @@ def _figures(page: Page) -> str:
         (VERDICTS[verdict].capitalize(), number, COLOURS[verdict], "")
         for verdict, number in reversed(verdicts_of(page.plans).items())
     ]
+    if page.reasons:
+        figures.append(("No plan", len(page.reasons), "bad", "hosts"))
     items = "".join(
         f'<div class="surface"><dt>{title}</dt><dd class="{colour}">{number}<small>{note}</small></dd></div>'
         for title, number, colour, note in figures
@@ -158,9 +163,14 @@ def _names(hosts: Sequence[str], most: int = MOST_NAMES_OF_A_WARNING) -> str:
 
 
 def _hosts(page: Page) -> str:
-    also = {host: [page.reasons.get(host), _driver(page, host), _stopped(page, host)] for host in page.cards}
-    tiles = "".join(_host(page, hosts) for hosts in alike_hosts(page.cards, also))
-    return f'<h2>Hosts</h2><div class="hosts">{tiles}</div>{_legend()}'
+    also = {
+        host: [anywhere(page.reasons.get(host, ""), host), _driver(page, host), _stopped(page, host)]
+        for host in page.cards
+    }
+    tiles = [_host(page, hosts) for hosts in alike_hosts(page.cards, also)]
+    shown, more = "".join(tiles[:MOST_TILES]), "".join(tiles[MOST_TILES:])
+    folded = _details(f"{len(tiles) - MOST_TILES:,} more", f'<div class="hosts">{more}</div>') if more else ""
+    return f'<h2>Hosts</h2><div class="hosts">{shown}</div>{folded}{_legend()}'
 
 
 def _driver(page: Page, host: str) -> str:
@@ -194,18 +204,21 @@ def _host(page: Page, hosts: Sequence[str]) -> str:
     told = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
     head = f'{title}<p class="muted">{_text(told + _driver(page, host))}</p>'
     lost = '<p class="muted">No plan.</p>' if host in page.reasons else ""
-    bars = "".join(_host_card(page, card) for card in cards)
+    bars = "".join(_host_cards(page, several) for several in alike_cards(cards))
     return f'<div class="host surface">{head}{lost}{bars}{_stopped(page, host)}</div>'
 
 
-def _host_card(page: Page, card: Card) -> str:
+def _host_cards(page: Page, cards: Sequence[Card]) -> str:
+    """One bar for cards that look the same."""
+    card = cards[0]
     names = [str(plan.get("name") or "instance") for plan, _budget in card.takers]
     takers = ", ".join(f'<a href="#{page.anchor(name, card.host)}">{_text(name)}</a>' for name in names)
     state = takers or ("idle" if card.idle else "used by others")
     free = card.total_gib - card.others_gib - sum(_engine_gib(budget) for _plan, budget in card.takers)
     return (
-        f'<div class="card"><span>GPU {_text(card.index)}: {state}</span>'
-        f'<span class="muted">{max(0.0, free):.1f} of {card.total_gib:.1f} GiB free</span></div>{_small_bar(card)}'
+        f'<div class="card"><span>{numbered([one.index or 0 for one in cards])}: {state}</span><span class="muted">'
+        f"{max(0.0, free):.1f} of {card.total_gib:.1f} GiB free{' each' if len(cards) > 1 else ''}</span></div>"
+        f"{_small_bar(card)}"
     )
 
 
@@ -249,6 +262,8 @@ def _legend(uncertain: bool = False) -> str:
 
 
 def _instances(groups: Sequence[Group]) -> str:
+    if not groups:
+        return '<h2>Instances</h2><p class="muted">None.</p>'
     titles = (
         "Instance",
         "Verdict",

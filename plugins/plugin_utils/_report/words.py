@@ -81,19 +81,19 @@ def cards_named(budgets: Iterable[Budget]) -> str:
         by_host.setdefault(str(budget["host"]), []).append(int(budget["gpu"]))
     labels = []
     for host, numbers in by_host.items():
-        labels.append(f"{host} {'GPU' if len(numbers) == 1 else 'GPUs'} {_ranges(numbers)}")
+        labels.append(f"{host} {numbered(numbers)}")
     return named(labels)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers with runs of neighbours as ranges. MIG devices of one GPU share its number and are counted."""
+def numbered(numbers: Sequence[int]) -> str:
+    """GPUs by their numbers, neighbours as ranges: `GPUs 0-3, 6`. MIG devices of one share its number; counted."""
     runs = []
     places = sorted(set(numbers))
     for _key, run in itertools.groupby(enumerate(places), lambda item: item[1] - item[0]):
         several = [number for _place, number in run]
         runs.append(f"{several[0]}" if len(several) == 1 else f"{several[0]}-{several[-1]}")
     devices = f" ({len(numbers)} MIG devices)" if len(numbers) > len(places) else ""
-    return ", ".join(runs) + devices
+    return f"{'GPU' if len(places) == 1 else 'GPUs'} {', '.join(runs)}{devices}"
 
 
 def rounded(budget: Budget) -> dict[str, Any]:

@@ -115,6 +115,7 @@ def test_hosts_without_a_plan_come_before_everything_else_with_their_reason():
     page = fleet_page(PLANS, {**HOSTS, "gone": {}}, {"gone": {"msg": "could not be reached: no route to host"}})
     assert page.index("<b>No plan</b> on gone: could not be reached: no route to host") < page.index("<h2>Fleet</h2>")
     assert page.index("<h2>Warnings</h2>") < page.index("<h2>Fleet</h2>")
+    assert figures(page)["No plan"] == (1, "hosts")
 
 
 def large_fleet(number):
