@@ -256,6 +256,11 @@ def test_a_fault_of_the_first_starts_goes_away(checkpoint: Path, tmp_path: Path)
     assert [run(checkpoint, **settings)[0] for _start in range(3)] == [1, 1, 0]
 
 
+def test_a_fault_of_one_release_leaves_the_others_alone(checkpoint: Path) -> None:
+    faults = [{"fault": "nccl_init", "release": "v0.30.0"}]
+    assert [run(checkpoint, release=version, faults=faults)[0] for version in ("0.30.0", "0.27.1")] == [1, 0]
+
+
 def test_one_rank_meets_the_failure(checkpoint: Path) -> None:
     _code, log = run(checkpoint, "-tp=4", release="0.27.1", faults=[{"fault": "oom_weights", "rank": 2}])
     assert {line.split(" ")[0] for line in log.splitlines() if "WorkerProc failed" in line} == {"(Worker_TP2"}

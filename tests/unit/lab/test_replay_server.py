@@ -212,6 +212,16 @@ def test_it_dies_after_some_seconds_with_the_code_that_is_asked_for(checkpoint: 
         assert engine.exit_code() == 7
 
 
+def test_an_hour_passes_as_fast_as_is_asked_for(checkpoint: Path) -> None:
+    with Engine(checkpoint, faults=[{"fault": "oom_serving", "after_seconds": 3600}]) as engine:
+        engine.wait_until_it_serves()
+        time.sleep(0.5)
+        assert engine.process.poll() is None
+        engine.change(clock_rate=36000)
+        assert engine.exit_code() == 0
+        assert diagnose(engine.log)[0]["class"] == "oom_runtime"
+
+
 @pytest.mark.parametrize("phase", ["loading", "serving"])
 def test_it_can_be_killed(phase: str, checkpoint: Path) -> None:
     with Engine(checkpoint, faults=[{"fault": "killed", "phase": phase}]) as engine:

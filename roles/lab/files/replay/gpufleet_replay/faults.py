@@ -17,7 +17,18 @@ from .settings import Settings
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([\d.]+)\s*$")
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-_KEYS = ("fault", "phase", "when", "node_rank", "rank", "starts", "after_seconds", "after_requests", "exit_code")
+_KEYS = (
+    "fault",
+    "phase",
+    "when",
+    "release",
+    "node_rank",
+    "rank",
+    "starts",
+    "after_seconds",
+    "after_requests",
+    "exit_code",
+)
 
 
 class Failure(Exception):
@@ -69,6 +80,9 @@ class Faults:
         if fault["phase"] != phase or fault.get("node_rank", self._config["node_rank"]) != self._config["node_rank"]:
             return False
         if self._starts > fault.get("starts", self._starts):
+            return False
+        release = str(self._settings["release"]).lstrip("v")
+        if str(fault.get("release", release)).lstrip("v") != release:
             return False
         return all(self._compare(condition) for condition in str(fault.get("when") or "").split(" and ") if condition)
 

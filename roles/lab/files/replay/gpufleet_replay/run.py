@@ -66,7 +66,7 @@ class Run:
         while True:
             boot.members.lost.wait(_POLL_SECONDS)
             boot.members.check()
-            self._act(time.monotonic() - began)
+            self._act((time.monotonic() - began) * float(self._settings["clock_rate"]))
             statistics.log()
 
     def _open(self, server: Server) -> None:

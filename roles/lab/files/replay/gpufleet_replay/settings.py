@@ -18,6 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "startup_seconds": 2.5,
     "phase_seconds": {},
     "hang_line_seconds": 60.0,
+    "clock_rate": 1.0,
     "seconds_per_token": 0.0,
     "connect_timeout_seconds": 10.0,
     "heartbeat_timeout_seconds": 5.0,
