@@ -72,6 +72,7 @@ Both functions return one dict of plain JSON values. All sizes are bytes, all le
 ``kind`` (``model``, ``adapter`` or ``drafter``), ``path``, ``layout``, ``revision`` (see ``_checkpoint_location``)
 ``complete`` (bool: no finding of severity error), ``would_start_offline`` (bool: nor does anything have to be fetched)
 ``files`` ``{"count", "total_bytes", "hashed"}``, ``tokenizer`` ``{"files", "chat_template"}``
+``python_files`` [{"path", "sha256"}]: every Python file; with trust_remote_code, each of them could run
 ``generation_config`` (dict or None), ``sentence_transformers`` (dict or None), ``adapters`` ``{folder: {...}}``
 """
 
@@ -320,6 +321,7 @@ def _add_directory(model, location, config):
     model["generation_config"] = read_json(location.path, "generation_config.json")[0]
     model["sentence_transformers"] = _checkpoint_directory.sentence_transformers(location.path)
     model["adapters"] = _checkpoint_directory.adapters(location.path)
+    model["python_files"] = _checkpoint_directory.python_files(location.path)
     model["kind"] = "drafter" if _is_drafter(model, config) else "model"
     if model["sentence_transformers"]:
         model["task"] = "embed" if model["task"] == "generate" else model["task"]

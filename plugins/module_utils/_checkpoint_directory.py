@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from ._checkpoint_files import file_problem, finding, has_chat_template, read_json, tokenizer_files
+from ._checkpoint_hash import sha256_of
 from ._shape_config import read_int
 
 MISTRAL_PARAMETERS = "params.json"
@@ -151,6 +152,21 @@ def remote_code(config):
             if repository:
                 elsewhere.add(repository)
     return sorted(files), sorted(elsewhere)
+
+
+def python_files(directory):
+    """[{"path", "sha256"}] of every Python file of a checkpoint: with trust_remote_code, each of them could run.
+
+    What ``auto_map`` names is run; what that imports from beside it is run too, and which that is only running tells.
+    """
+    found = []
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = os.path.join(folder, name)
+            if name.endswith(".py") and os.path.isfile(path):
+                found.append({"path": os.path.relpath(path, directory), "sha256": sha256_of(path)})
+    return sorted(found, key=lambda entry: entry["path"])
 
 
 def _remote_code_findings(directory, config):

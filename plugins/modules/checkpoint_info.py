@@ -117,6 +117,14 @@ checkpoint:
       returned: for models
       type: list
       elements: str
+    python_files:
+      description:
+        - Every Python file of the checkpoint with its hash. With C(trust_remote_code) each of them could run, those of
+          RV(checkpoint.remote_code) for certain.
+      returned: for models
+      type: list
+      elements: dict
+      sample: [{path: modeling_kimi.py, sha256: 5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef}]
     complete:
       description: Whether no finding has severity V(error).
       returned: always
