@@ -45,17 +45,25 @@ class Follower:
         self._subject = subject
         self._interval = interval
         self._progress = Progress()
+        self.first: dict[str, Any] = {}
 
     def follow(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the module returned at the end. Raises AnsibleConnectionFailure where the host stays away."""
-        told = self._run(arguments)
+        """Returns what the module returned at the end; ``first`` is what it returned at the beginning.
+
+        Raises AnsibleConnectionFailure where the host stays away.
+        """
+        told = self.first = self.run(arguments)
         while _is_running(told):
-            line = self._progress.line(told["job"]["progress"], time.monotonic())
-            if line:
-                self.say(line)
+            self.tell(told["job"]["progress"])
             time.sleep(self._interval)
-            told = self._run({**arguments, "job": told["job"]["id"]})
+            told = self.run({**arguments, "job": told["job"]["id"]})
         return told
+
+    def tell(self, progress: dict[str, Any]) -> None:
+        """Prints how far the work is, if that is worth a line now; for work that the action itself does, too."""
+        line = self._progress.line(progress, time.monotonic())
+        if line:
+            self.say(line)
 
     def say(self, text: str) -> None:
         """Prints one line. Hosts print side by side, so each line names its host."""
@@ -65,7 +73,8 @@ class Follower:
         shown = start if len(start) <= room else start[: max(room - 3, 0)] + "..."
         self._action._display.display(f"{shown}: {text}"[:_COLUMNS])
 
-    def _run(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def run(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Runs the module once, and again where the connection was lost."""
         for _attempt in range(_TOLERATED_DISCONNECTIONS):
             try:
                 return self._run_once(arguments)
@@ -98,6 +107,8 @@ class Progress:
         progress: {"phase": str, "done_bytes": int, "total_bytes": int or None}, each of which may be missing; now: in
         seconds.
         """
+        if not progress:
+            return None
         phase, done, total = _figures(progress)
         if phase != self._phase:
             self._begin(phase, now)
