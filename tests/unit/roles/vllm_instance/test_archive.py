@@ -138,14 +138,14 @@ OOM_LINE = f"oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/system.slice/docker
         (
             {"ExitCode": 137},
             OOM_LINE,
-            "because the memory of the host, not of the GPU, ran out (OOM)",
+            "because main memory, not that of the GPU, ran out (OOM)",
             None,
             "SIGKILL",
             True,
         ),
         ({"ExitCode": 137, "OOMKilled": True}, "", "ran out (OOM)", None, "SIGKILL", True),
         ({"ExitCode": 1}, OOM_LINE.replace("c0ffee", "decade"), "exit code 1.", 1, None, False),
-        ({"ExitCode": 139}, "", "ended by signal 11 (SIGSEGV)", None, "SIGSEGV", False),
+        ({"ExitCode": 139}, "", "ended by signal 11 (SIGSEGV).", None, "SIGSEGV", False),
         ({"ExitCode": 128, "Error": "port is already allocated"}, "", "not run the engine: port is", 128, None, False),
     ],
 )
