@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Every command of README.md and docs/*.md is run as it stands there, or a comment above it says why not.
 
-The comment is `<!-- untested: REASON -->` in the line above the block. The commands of a page run one after the other in
-a copy of the repository, in which the inventories that the pages speak of are there, and the home folder is another one.
+The comment is `<!-- untested: REASON -->` in the line above the block. The commands of a page run one after the other,
+in a copy of the repository that has the inventories of which the pages speak, with another folder as the user's home.
 """
 
 from __future__ import annotations
