@@ -11,7 +11,6 @@ never told.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 
 #: Setting of the engine or of Docker that stands by itself in the command: the image, and the model for `vllm serve`.
@@ -161,18 +160,15 @@ def _shown(deployment, before):
         return ""
     lines = [f"{name}: {value}" for name, value in command_settings(deployment["unit"]).items()]
     for name, value in sorted(deployment["environment"].items()):
-        same = before["environment"].get(name) == value
+        same = before["environment"].get(name, value) == value
         lines.append(f"{_variable(name)}: {'set' if same else 'set to another value'}")
     lines += [f"{name}: {deployment[name]}" for name in _IDENTITIES if deployment[name]]
     lines += [f"unit {name}: {value}" for name, value in unit_settings(deployment["unit"]).items()]
     lines += [f"{name}: {_digest(deployment[name])}" for name in ("smoke.sh", "archive.sh") if deployment[name]]
-    plan = deployment["plan"] or {}
-    lines += [f"plan {key}: {_brief(plan[key])}" for key in sorted(plan)]
+    # What is deeper in the plan, such as the budget, follows from the lines above.
+    plan = sorted((deployment["plan"] or {}).items())
+    lines += [f"plan {key}: {value}" for key, value in plan if not isinstance(value, (dict, list))]
     return "\n".join(lines) + "\n"
-
-
-def _brief(value):
-    return _digest(json.dumps(value, sort_keys=True)) if isinstance(value, (dict, list)) else value
 
 
 def _digest(text):

@@ -240,7 +240,7 @@ def present(instance, params, check):
         "changed": changes["changed"] or current is not found or bool(repaired),
         "restart": changes["restart"],
         "daemon_reload": changes["restart"] or before["unit"] != after["unit"] or _release.ROLLBACK_UNIT in repaired,
-        "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired],
+        "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired if before["unit"]],
         "release": release["number"],
         "previous": release["previous"],
         "diff": _headed(instance, changes["diff"]),

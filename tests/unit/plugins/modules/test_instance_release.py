@@ -129,6 +129,7 @@ def test_the_first_release_is_written_with_its_modes(host):
     result = host.present(why="a new host", image_id="sha256:1", cache_directory=str(host.root / "cache"))
     assert (result["changed"], result["restart"], result["daemon_reload"]) == (True, True, True)
     assert (result["release"], result["previous"], host.current()) == (1, None, "0001")
+    assert result["reasons"] == ["there is no unit yet (restart)"]
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (host.root / "etc/vllm/chat").iterdir()}
     assert modes == {
         "plan.json": 0o644,
