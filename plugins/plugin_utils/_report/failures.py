@@ -15,7 +15,10 @@ LONGEST = 300
 OURS = re.compile(r"gpufleet\.vllm\.\w+: ")
 """How our filters begin their messages, which Ansible wraps into messages of its own."""
 
-WRAPPED = re.compile(r"Task failed: |Action failed: |Failed to connect to the host via ssh: ")
+WRAPPED = re.compile(
+    r"Task failed: |Action failed: |Failed to connect to the host via ssh: "
+    r"|Data could not be sent to remote host \S+ Make sure this host can be reached over ssh: "
+)
 """What Ansible says around a reason."""
 
 NEXT = re.compile(r"\s*\bNext\b[^:]{0,80}:.*")
