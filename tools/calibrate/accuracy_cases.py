@@ -54,6 +54,18 @@ class Case:
         return self.scorable("kv_pool") and bool(self.measured["kv_pool_gib"])
 
     @property
+    def terms_are_measured(self) -> bool:
+        """Whether weights, activation, non-torch and pool are all in the log."""
+        terms = ("weights_gib", "activation_gib", "non_torch_gib", "kv_pool_gib")
+        return all(self.measured[term] is not None for term in terms)
+
+    @property
+    def card(self) -> str:
+        """What tells cards apart: the compute capability, or the size where the log names no card."""
+        capability = self.start.compute_capability
+        return capability or f"{round(self.record['gpu_total_gib'] or 0)} GiB"
+
+    @property
     def layout(self) -> tuple[int, int]:
         """Tensor and pipeline parallel size."""
         return self.record["tp"], self.record["pp"]
@@ -83,6 +95,7 @@ class Case:
             enforce_eager=bool(record["enforce_eager"]),
             generates=True,
             max_model_len=record["max_model_len"] or 0,
+            enable_expert_parallel=bool(record["ep"]),
             compute_capability=self.hosts[0]["gpus"][0]["compute_capability"],
         )
 

@@ -18,6 +18,7 @@ import copy
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ sys.path[:0] = [str(ROOT / ".collections"), str(ROOT / "tools" / "calibrate")]
 from accuracy_cases import Case, load_cases  # noqa: E402
 
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import overhead, plan  # noqa: E402
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.case import cache_of  # noqa: E402
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.estimate import GIB  # noqa: E402
 
 TARGET = ROOT / "plugins" / "plugin_utils" / "_planning" / "data" / "overhead.json"
@@ -50,6 +52,37 @@ GRAPH_COEFFICIENTS: tuple[Path_, ...] = (
     ("cuda_graphs", "moe_gib"),
 )
 
+PRIORS: dict[Path_, float] = {
+    ("sampler", 1, "logit_buffers"): 9.5,
+    ("sampler", 2, "logit_buffers"): 3.6,
+    ("sampler", 3, "logit_buffers"): 1.5,
+    ("activation", "constant_gib"): 0.1,
+    ("activation", "hidden_outputs"): 1.0,
+    ("activation", "forward_hidden"): 3.0,
+    ("activation", "pipeline_hidden"): 2.0,
+    ("cuda_graphs", "base_gib"): 0.3,
+    ("cuda_graphs", "layer_gib"): 0.015,
+    ("cuda_graphs", "moe_gib"): 0.3,
+    ("cuda_graphs", "estimate_factor"): 0.6,
+    ("non_torch", 0, "value_gib"): 0.05,
+    ("non_torch", 1, "value_gib"): 0.13,
+    ("non_torch", 2, "value_gib"): 0.27,
+    ("non_torch", 0, "extrapolated_gib"): 0.1,
+    ("non_torch", 1, "extrapolated_gib"): 0.2,
+    ("non_torch", 2, "extrapolated_gib"): 0.35,
+    ("non_torch_parallel", "fusion_gib", "2"): 1.8,
+    ("non_torch_parallel", "fusion_gib", "4"): 1.9,
+    ("non_torch_parallel", "fusion_gib", "8"): 2.0,
+}
+"""Where every fit begins: the buffers that vLLM's source makes, and round numbers. What the cases do not determine
+stays so; a fold that leaves cases out must not begin with what was fitted to them."""
+
+LEAST_CALIBRATED = 10
+"""A card is calibrated with so many starts that print every term."""
+
+SAFE_SIDE_GIB = 0.05
+"""What is promised less where the terms were not measured one by one: too large a pool is the unsafe side."""
+
 STEPS = (0.1, 0.03, 0.01, 0.003)
 """Shares of a coefficient by which it is moved, one round after the other."""
 
@@ -63,6 +96,9 @@ COVERED = 0.97
 def fit(cases: Sequence[Case], start: dict[str, Any]) -> dict[str, Any]:
     """The coefficients that fit the cases best, beginning with start."""
     fitted = copy.deepcopy(start)
+    for path, value in PRIORS.items():
+        _set(fitted, path, value)
+    _find_calibrated(fitted, cases)
     activation = [case for case in cases if case.measured["activation_gib"] is not None]
     graphs = [case for case in cases if case.measured["cudagraph_est_gib"] is not None]
     _search(fitted, ACTIVATION_COEFFICIENTS, lambda: _error(fitted, activation, _activation, "activation_gib"))
@@ -79,9 +115,28 @@ def fit(cases: Sequence[Case], start: dict[str, Any]) -> dict[str, Any]:
     return fitted
 
 
+def _find_calibrated(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
+    """The cards and releases of which enough starts print every term; all else is extrapolated."""
+    use(fitted)
+    band = fitted["calibrated"]
+    complete = [
+        case for case in cases if case.terms_are_measured and not overhead.uses_v2_runner(case.shape, case.start)
+    ]
+    counts = Counter(case.start.compute_capability for case in complete)
+    band["compute_capabilities"] = sorted(card for card, count in counts.items() if card and count >= LEAST_CALIBRATED)
+    inside = [case for case in complete if case.start.compute_capability in band["compute_capabilities"]]
+    band["n"] = len(inside)
+    versions = [case.start.version[:2] for case in inside]
+    if versions:
+        band["from"] = ".".join(map(str, (*min(versions), 0)))
+        band["before"] = ".".join(map(str, (max(versions)[0], max(versions)[1] + 1, 0)))
+
+
 def use(coefficients: dict[str, Any]) -> None:
     """Let the planner work with these coefficients in this process."""
     overhead.coefficients = lambda: coefficients  # type: ignore[assignment]
+    # The planner keeps the terms that it computed of a checkpoint.
+    cache_of.cache_clear()
 
 
 def _activation(case: Case) -> float:
@@ -167,7 +222,7 @@ def _fit_extrapolation(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
             and overhead.source_of(case.shape, case.start) == "extrapolated"
         ]
         if len(missing) >= LEAST_CASES:
-            band["extrapolated_gib"] = round(max(statistics.median(missing), band["value_gib"]), 3)
+            band["extrapolated_gib"] = round(max(statistics.median(missing) + SAFE_SIDE_GIB, band["value_gib"]), 3)
             band["extrapolated_n"] = len(missing)
 
 
@@ -192,11 +247,23 @@ def _unexplained(case: Case) -> float:
     return float(budget["requested_gib"]["value"] - taken)
 
 
-def left_out(cases: Sequence[Case], start: dict[str, Any]) -> Iterable[tuple[list[Case], dict[str, Any]]]:
-    """Each model's cases with the coefficients that were fitted without them."""
-    for model in dict.fromkeys(case.model for case in cases):
-        own = [case for case in cases if case.model == model]
-        yield own, fit([case for case in cases if case.model != model], start)
+FOLDS: dict[str, Callable[[Case], Any]] = {
+    "model": lambda case: case.model,
+    "release": lambda case: case.start.version[:2],
+    "card": lambda case: case.card,
+    "set": lambda case: case.record["set"],
+}
+"""What may be left out of a fit at once, to learn how the planner does on what it never saw."""
+
+
+def left_out(
+    cases: Sequence[Case], start: dict[str, Any], fold: str = "model"
+) -> Iterable[tuple[list[Case], dict[str, Any]]]:
+    """The cases of each model (release, card, set) with the coefficients that were fitted without them."""
+    kind = FOLDS[fold]
+    for value in dict.fromkeys(map(kind, cases)):
+        own = [case for case in cases if kind(case) == value]
+        yield own, fit([case for case in cases if kind(case) != value], start)
 
 
 def calibrate(cases: Sequence[Case], start: dict[str, Any]) -> dict[str, Any]:

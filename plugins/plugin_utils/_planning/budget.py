@@ -279,6 +279,7 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
         generates=model.generates,
         max_model_len=settings.max_model_len,
         compute_capability=least_capability(layout.gpus),
+        enable_expert_parallel=settings.enable_expert_parallel,
         **run,
     )
     terms = model.terms(facts)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,6 +90,8 @@ class Case:
     errors: tuple[Mapping[str, Any], ...]
     checkpoint_name: str
     warnings: tuple[str, ...] = ()
+    set_aside: tuple[Host, ...] = ()
+    """The hosts with all their cards, where some are not planned with for their lower precision."""
 
     @property
     def shape(self) -> Dimensions:
@@ -203,7 +205,7 @@ def _case(
     errors: Sequence[Mapping[str, Any]],
 ) -> Case:
     checkpoint_name = fingerprint(checkpoint)
-    cache = _cache_of(checkpoint_name, release.version)
+    cache = cache_of(checkpoint_name, release.version)
     shape = cache["shape"] = cache.get("shape") or dimensions(checkpoint)
     task = read_task(instance, checkpoint, pins)
     cards = list(dict.fromkeys(gpu.name for host in hosts for gpu in host.gpus))
@@ -237,8 +239,25 @@ def _case(
     )
 
 
+def strongest_cards(case: Case) -> Case:
+    """The case with only those cards that have the highest compute capability, where the others would lower the
+    precision or break a rule; else the case itself."""
+    known = {gpu.compute_capability for host in case.hosts for gpu in host.gpus if gpu.compute_capability}
+    if len(known) < 2:
+        return case
+    strongest = max(known, key=float)
+    hosts = tuple(
+        replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.compute_capability == strongest))
+        for host in case.hosts
+    )
+    precision = choose_precision(case.shape, case.model.checkpoint, hosts, case.release, case.pins)
+    return (
+        case if precision == case.precision else replace(case, hosts=hosts, precision=precision, set_aside=case.hosts)
+    )
+
+
 @functools.lru_cache(maxsize=64)
-def _cache_of(checkpoint: str, release: str) -> dict[Any, Any]:
+def cache_of(checkpoint: str, release: str) -> dict[Any, Any]:
     """What was computed of a checkpoint in a release, by the checkpoint's content: a fleet serves few of them."""
     return {}
 

@@ -17,7 +17,7 @@ from .case import Case
 from .estimate import GIB
 from .hosts import Gpu, Host
 from .parallelism import Layout, division_faults, divisors, link, nearest
-from .reasons import why_one_gpu, why_pipeline_parallel, why_tensor_parallel
+from .reasons import why_divided, why_one_gpu
 from .search import (
     LEAST_USEFUL_CONTEXT,
     Choice,
@@ -73,14 +73,18 @@ def _parallel(case: Case, choice: Choice) -> Iterator[Decision]:
             "the KV pool of the other GPUs is not used" if more else "none",
         )
         return
-    reasons = [why_tensor_parallel(case, choice), why_pipeline_parallel(case, choice)]
+    costs = {
+        "communication between the GPUs in every layer": layout.tensor_parallel_size > 1,
+        "latency of the stages": layout.pipeline_parallel_size > 1,
+        "each engine has a queue and a KV pool of its own": layout.data_parallel_size > 1,
+    }
     yield _decision(
         1,
         f"{layout.size} GPUs: tensor parallel {layout.tensor_parallel_size}, "
         f"pipeline parallel {layout.pipeline_parallel_size}"
         + (f", data parallel {layout.data_parallel_size}" if layout.data_parallel_size > 1 else ""),
-        "; ".join(reason for reason in reasons if reason) or "data_parallel_size is pinned",
-        "communication between the GPUs in every layer" if layout.tensor_parallel_size > 1 else "latency of the stages",
+        why_divided(case, choice),
+        "; ".join(cost for cost, paid in costs.items() if paid),
     )
 
 
@@ -122,11 +126,12 @@ def _idle(case: Case, choice: Choice) -> Iterator[Decision]:
     if not choice.fits or layout.hosts > 1:
         return
     taken = {(gpu.host_index, gpu.uuid or gpu.index) for gpu in layout.gpus}
-    for host in case.hosts:
+    for host in case.set_aside or case.hosts:
         idle = [gpu for gpu in host.gpus if (gpu.host_index, gpu.uuid or gpu.index) not in taken and not gpu.shared]
         if not idle:
             continue
-        replicas = len(_replicas(case, choice, replace(host, gpus=tuple(idle))))
+        alike = tuple(gpu for gpu in idle if any(gpu in there.gpus for there in case.hosts))
+        replicas = len(_replicas(case, choice, replace(host, gpus=alike)))
         yield _decision(
             1,
             f"{_count(len(idle), 'GPU')} of {host.name} idle",
@@ -170,6 +175,8 @@ def _larger_division(case: Case, choice: Choice, host: Host, idle: tuple[Gpu, ..
     pinned = any(name in case.pins for name in ("tensor_parallel_size", "kv_cache_memory_bytes", "data_parallel_size"))
     apart = layout.pipeline_parallel_size > 1 or any(gpu.divided for gpu in idle)
     if pinned or apart or start.settings.kv_cache_memory_bytes or not start.tokens("value"):
+        return
+    if len({(gpu.name, gpu.total_bytes) for gpu in (*layout.gpus, *idle)}) > 1:
         return
     if division_faults(case.shape, size):
         return
@@ -245,7 +252,9 @@ def _no_layout(case: Case) -> str:
     have = ", ".join(f"{host.name}: {len(host.gpus)}" for host in case.hosts)
     sizes = " x ".join(f"{name} {size or 1}" for name, size in pinned.items() if size or name != "data_parallel_size")
     most = max(len(host.gpus) for host in case.hosts)
-    right = ", ".join(str(size) for size in divisors(case.shape, most, bool(case.pins.flag("enable_expert_parallel"))))
+    right = ", ".join(
+        str(size) for size in divisors(case.shape, most, bool(case.pins.flag("enable_expert_parallel")), case.engines)
+    )
     return f"{_count(wanted, 'GPU')} ({sizes}); usable are {have}; tensor_parallel_size could be {right}"
 
 
@@ -269,7 +278,7 @@ def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
 def _sizes_to_imagine(case: Case, per_host: int, expert_parallel: bool) -> Iterator[tuple[int, int]]:
     """(tensor, pipeline): powers of two within a host, then the largest of them on each of several hosts."""
     powers = [2**power for power in range(1, per_host.bit_length()) if 2**power <= per_host]
-    tensors = [size for size in powers if not division_faults(case.shape, size, expert_parallel)]
+    tensors = [size for size in powers if not division_faults(case.shape, size, expert_parallel, case.engines)]
     yield from ((size, 1) for size in tensors)
     most = max(tensors, default=1)
     yield from ((most, hosts) for hosts in range(2, min(MOST_GPUS // most, case.shape.num_layers or 1) + 1))

@@ -22,6 +22,9 @@ from .estimate import GIB, Estimate, total
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
+MOE_CHUNK_TOKENS = 32 * 1024
+"""vllm/envs.py, VLLM_FUSED_MOE_CHUNK_SIZE."""
+
 MLA_WORKSPACE_TOKENS = 64 * 1024
 MLA_BLOCK_SIZE = 16
 """vllm: MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size."""
@@ -49,6 +52,7 @@ class Start:
     max_model_len: int = 0
     multimodal: bool = True
     graph_estimate: bool | None = None
+    enable_expert_parallel: bool = False
 
 
 @functools.cache
@@ -105,6 +109,8 @@ def source_of(shape: Dimensions, start: Start) -> str:
         in_band(band, start.version)
         and start.compute_capability in band["compute_capabilities"]
         and runner == band["runner"]
+        and start.data_parallel_size == 1
+        and not start.enable_expert_parallel
     )
     return "calibrated" if inside else "extrapolated"
 
@@ -195,12 +201,19 @@ def moe_workspace(shape: Dimensions, start: Start) -> float:
     """The two workspaces of the fused experts (TritonExperts and MarlinExperts .workspace_shapes), for a full batch."""
     if shape.experts is None or not _has_workspace(shape, start):
         return 0.0
-    inner = shape.experts.intermediate_size // start.tensor_parallel_size
+    devices = start.tensor_parallel_size * start.data_parallel_size
+    inner = shape.experts.intermediate_size // (1 if start.enable_expert_parallel else devices)
     hidden = shape.hidden_size
-    rows = start.max_num_batched_tokens * shape.experts.per_token * _dtype_bytes(start)
+    rows = _expert_tokens(start) * shape.experts.per_token * _dtype_bytes(start)
     if _is_marlin(shape, start):
         return float(rows * (max(2 * inner, hidden) + inner))
     return float(rows * (max(inner, hidden) + max(2 * inner, hidden)))
+
+
+def _expert_tokens(start: Start) -> int:
+    """Tokens that the experts of a GPU see at once: those of all engines, in chunks (VLLM_FUSED_MOE_CHUNK_SIZE)."""
+    tokens = start.max_num_batched_tokens
+    return min(tokens * start.data_parallel_size, max(tokens, MOE_CHUNK_TOKENS))
 
 
 def _has_workspace(shape: Dimensions, start: Start) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from .dimensions import Dimensions
@@ -51,12 +52,14 @@ class Layout:
         return rank % (self.tensor_parallel_size * self.pipeline_parallel_size) // self.tensor_parallel_size
 
 
-def divisors(shape: Dimensions, most: int, expert_parallel: bool = False) -> list[int]:
+def divisors(shape: Dimensions, most: int, expert_parallel: bool = False, engines: int = 1) -> list[int]:
     """The tensor parallel sizes up to most by which the model can be divided."""
-    return [size for size in range(1, most + 1) if not division_faults(shape, size, expert_parallel)]
+    return [size for size in range(1, most + 1) if not division_faults(shape, size, expert_parallel, engines)]
 
 
-def division_faults(shape: Dimensions, tensor_parallel_size: int, expert_parallel: bool = False) -> list[str]:
+def division_faults(
+    shape: Dimensions, tensor_parallel_size: int, expert_parallel: bool = False, engines: int = 1
+) -> list[str]:
     """Why the model cannot be divided by so many GPUs; empty where it can.
 
     The rules are vLLM's own: attention heads and padded vocabulary must divide (config/model.py,
@@ -64,14 +67,17 @@ def division_faults(shape: Dimensions, tensor_parallel_size: int, expert_paralle
     block-wise FP8 each part must hold whole blocks (quantization/fp8.py).
     """
     size = tensor_parallel_size
-    if size == 1:
+    if size * engines == 1:
         return []
     padded = -(-shape.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
     faults = [f"the vocabulary, padded to {padded}, is not divisible by {size}"] if padded % size else []
     block = block_size(shape.quantization)
     for kind, width in shape.divided_sizes:
-        if not (expert_parallel and kind == "expert width"):
+        if kind != "expert width":
             faults += _size_faults(kind, width, size, block)
+        elif not expert_parallel:
+            # Experts are cut over the GPUs of all data parallel engines.
+            faults += _size_faults(kind, width, size * engines, block)
     return faults
 
 
@@ -102,33 +108,36 @@ def layouts(
     pipeline: int | None,
     expert_parallel: bool = False,
     engines: int = 1,
+    engines_here: int = 1,
 ) -> Iterator[Layout]:
     """The layouts to try, in the order of preference: one GPU, the fewest GPUs of one host, then over hosts.
 
-    tensor, pipeline and engines (the data parallel size) are pins; several engines stand on one host. There tensor
+    tensor, pipeline and engines (the data parallel size) are pins; engines_here of them stand on one host. There tensor
     parallelism comes first; pipeline stages are for what cannot be divided evenly, and for several hosts (tensor
     parallelism within a host, one or more stages a host).
     """
     seen = set()
     chosen: dict[tuple[int, int], tuple[Gpu, ...]] = {}
-    for tp, pp, span in _sizes(shape, hosts, tensor, pipeline, expert_parallel):
+    for tp, pp, span in _sizes(
+        hosts, tensor, pipeline, partial(divisors, shape, expert_parallel=expert_parallel, engines=engines)
+    ):
         if (tp, pp, span) in seen or (shape.num_layers and pp > shape.num_layers):
             continue
         seen.add((tp, pp, span))
-        wanted = (tp * pp * engines, span)
+        wanted = (tp * pp * engines_here, span)
         if wanted not in chosen:
-            chosen[wanted] = _choose(hosts, *wanted) if span == 1 or engines == 1 else ()
+            chosen[wanted] = _choose(hosts, *wanted) if span == 1 or engines_here == 1 else ()
         if chosen[wanted]:
-            yield Layout(tp, pp, chosen[wanted], engines)
+            yield Layout(tp, pp, chosen[wanted], engines_here)
 
 
 def _sizes(
-    shape: Dimensions, hosts: Sequence[Host], tensor: int | None, pipeline: int | None, expert_parallel: bool
+    hosts: Sequence[Host], tensor: int | None, pipeline: int | None, sizes_to: Callable[[int], list[int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """(tensor, pipeline, hosts), in order of preference."""
+    """(tensor, pipeline, hosts), in order of preference. sizes_to gives the tensor parallel sizes up to a number."""
     hosts = [host if not any(gpu.divided for gpu in host.gpus) else _alone(host) for host in hosts]
     most = max((len(host.gpus) for host in hosts), default=0)
-    degrees = [tensor] if tensor else divisors(shape, most, expert_parallel)
+    degrees = [tensor] if tensor else sizes_to(most)
     if pipeline in (None, 1):
         for tp in degrees:
             yield tp, 1, -(-tp // most) if most else 1

@@ -11,12 +11,13 @@ from typing import Any
 
 from .._catalogue import format_releases, releases_with_architecture
 from .arguments import arguments_of
-from .case import Case, Goal, basis_of, fingerprint, read_case
+from .case import Case, Goal, basis_of, fingerprint, read_case, strongest_cards
 from .current import keep_current
 from .decisions import decisions_of, needs_of, warnings_of
 from .overhead import coefficients
 from .parallelism import LARGEST_DIVISION, division_faults, divisors
-from .search import Choice, choose
+from .search import Choice, choose, with_receipt
+from .verdicts import FITTING
 
 Plan = dict[str, Any]
 
@@ -56,9 +57,20 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     Raises: InstanceError for an instance that nobody can plan with (no tag, a value of the wrong type).
     """
     case = read_case(instance, hosts)
+    strongest = strongest_cards(case)
+    first = _plan(strongest, instance)
+    if strongest is case or first["verdict"] in ("fits", "unverified"):
+        return first
+    # With the weaker cards, precision is lower: only where that keeps the whole promise.
+    second = _plan(case, instance)
+    return second if second["verdict"] == "fits" or first["verdict"] not in FITTING else first
+
+
+def _plan(case: Case, instance: Mapping[str, Any]) -> Plan:
     rules = unsupported_rules(case)
     if rules:
         return _describe(case, None, "unsupported", rules)
+    case = with_receipt(case)
     refused_length = length_rule(case)
     if refused_length:
         return _describe(case, choose(case), "unsupported", [refused_length])
@@ -127,10 +139,15 @@ def division_rules(case: Case) -> list[str]:
     rules = []
     tensor, pipeline = case.pins.integer("tensor_parallel_size"), case.pins.integer("pipeline_parallel_size")
     expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
-    faults = division_faults(case.shape, tensor, expert_parallel) if tensor else []
+    faults = division_faults(case.shape, tensor or 1, expert_parallel, case.engines)
     if faults:
-        right = ", ".join(str(size) for size in divisors(case.shape, LARGEST_DIVISION, expert_parallel))
-        rules.append(f"tensor_parallel_size {tensor}: {'; '.join(faults)}; sizes that divide it: {right}")
+        right = ", ".join(str(size) for size in divisors(case.shape, LARGEST_DIVISION, expert_parallel, case.engines))
+        engines = f" with data_parallel_size {case.engines}" if case.engines > 1 else ""
+        rules.append(
+            f"tensor_parallel_size {tensor or 1}{engines}: {'; '.join(faults)}; sizes that divide it: {right or 'none'}"
+        )
+    if expert_parallel and case.shape.experts is None:
+        rules.append("enable_expert_parallel: the model has no experts, and vLLM refuses to start; leave it out")
     layers = case.shape.num_layers
     if pipeline and layers and pipeline > layers:
         rules.append(f"pipeline_parallel_size {pipeline}: the model has {layers} layers; 1 to {layers} divide them")

@@ -14,11 +14,20 @@ def why_one_gpu(case: Case, choice: Choice) -> str:
     """Why one GPU is taken and not more."""
     if "tensor_parallel_size" in case.pins or "pipeline_parallel_size" in case.pins:
         return _pinned(case, "tensor_parallel_size", "pipeline_parallel_size")
+    if case.set_aside and not choice.reduced:
+        return "the promise fits there; the weaker cards would lower the precision"
     if sum(len(host.gpus) for host in case.hosts) == 1:
         return "it is the only one that may be used"
     if choice.reduced:
         return "no division of the GPUs here keeps the whole promise, and this keeps as much as any"
     return "the promise fits there; more GPUs are capacity, not speed"
+
+
+def why_divided(case: Case, choice: Choice) -> str:
+    """Why several GPUs are taken, and in this division."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    found = [why_tensor_parallel(case, choice), why_pipeline_parallel(case, choice)]
+    return "; ".join(reason for reason in found if reason) or _pinned(case, *sizes)
 
 
 def why_tensor_parallel(case: Case, choice: Choice) -> str:
@@ -47,7 +56,7 @@ def why_pipeline_parallel(case: Case, choice: Choice) -> str:
     if pinned:
         return f"{pinned}; further GPUs can only take layers of their own, in {stages} stages"
     size = tensor * stages
-    faults = division_faults(case.shape, size, bool(case.pins.flag("enable_expert_parallel")))
+    faults = division_faults(case.shape, size, bool(case.pins.flag("enable_expert_parallel")), case.engines)
     if faults:
         return f"the layers go in {stages} stages, for the model cannot be divided by {size}: {faults[0]}"
     return f"the layers go in {stages} stages, for divided by {size} the engine keeps less of the promise"

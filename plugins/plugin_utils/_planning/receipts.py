@@ -28,31 +28,60 @@ FAR_OVER_CAPTURE = 3.0
 
 @dataclass(frozen=True)
 class Receipt:
-    """GiB of one GPU: what was measured less what was planned, and for whom it counts."""
+    """GiB of one GPU: what was measured, what was planned then, for whom it counts, and the arguments of that start.
+
+    weights_planned and pool_planned are None where the plan did not know them, pool_measured where vLLM measured none:
+    with a pool in bytes it skips its profile.
+    """
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     weights_planned: float
     weights_measured: float
-    rest_shift: float
+    pool_planned: float | None
+    pool_measured: float | None
+    arguments: Mapping[str, Any]
 
     def counts_for(self, tensor_parallel_size: int, pipeline_parallel_size: int) -> bool:
         own = self.tensor_parallel_size, self.pipeline_parallel_size
         return own == (tensor_parallel_size, pipeline_parallel_size)
 
+    def compared_with(self, weights: Estimate, pool: Estimate) -> Receipt:
+        """The receipt of the same model, beside what would be planned today for the arguments of its start.
+
+        What was planned then may have been corrected by an earlier receipt: compared with that, the newest receipt
+        would show no error, and the correction would be lost. Other weights are another model's: it stays as it is.
+        """
+        doubt = SAME_WEIGHTS_GIB * GIB
+        if not weights.low - doubt <= self.weights_measured * GIB <= weights.high + doubt:
+            return self
+        return replace(self, weights_planned=weights.value / GIB, pool_planned=pool.value / GIB)
+
     def correct(self, weights: Estimate, non_torch: Estimate) -> tuple[Estimate, Estimate]:
         """The corrected weights and non-torch term; the latter carries all that the receipt cannot tell apart."""
-        shift, deviation = self.rest_shift * GIB, RECEIPT_DEVIATION_GIB * GIB
+        deviation = RECEIPT_DEVIATION_GIB * GIB
+        shift = self._rest_shift() * GIB
         if abs(weights.value / GIB - self.weights_planned) <= SAME_WEIGHTS_GIB:
             measured = Estimate.around(self.weights_measured * GIB, deviation, deviation, "receipt")
+            if self.pool_measured is None:
+                return measured, non_torch
             return measured, Estimate.around(non_torch.value + shift, deviation, deviation, "receipt")
-        narrowed = non_torch.widened(NEIGHBOUR_FACTOR, non_torch.source)
-        moved = replace(narrowed, value=narrowed.value + shift, low=narrowed.low + shift, high=narrowed.high + shift)
-        return weights, moved
+        if self.pool_measured is None:
+            return weights, non_torch
+        return weights, non_torch.widened(NEIGHBOUR_FACTOR, non_torch.source).moved(shift)
+
+    def _rest_shift(self) -> float:
+        """GiB that all but the weights took more than was planned."""
+        if self.pool_planned is None or self.pool_measured is None:
+            return 0.0
+        return self.pool_planned - self.pool_measured - (self.weights_measured - self.weights_planned)
 
 
 def read_receipt(instance: Mapping[str, Any], version: str, cards: Sequence[str]) -> tuple[Receipt | None, list[str]]:
-    """The receipt of an instance if it may be used, and what is to be said about it."""
+    """The receipt of an instance if it may be used, and what is to be said about it.
+
+    A start that did not log its weights teaches nothing, and there is nothing to be said: it is no mistake.
+    """
     given = instance.get("receipt")
     if not isinstance(given, Mapping):
         return None, []
@@ -64,16 +93,19 @@ def read_receipt(instance: Mapping[str, Any], version: str, cards: Sequence[str]
         return None, [f"the receipt is of vLLM {given.get('release')}, not of {version}: it is not used"]
     if given.get("card") not in cards:
         return None, [f"the receipt is of {given.get('card')}, not of {', '.join(cards)}: it is not used"]
-    if any(source.get(figure) is None for source in (measured, planned) for figure in ("weights_gib", "kv_pool_gib")):
-        return None, ["the receipt lacks weights or KV pool: it is not used"]
-    weights_shift = float(measured["weights_gib"]) - float(planned["weights_gib"])
+    weights = measured.get("weights_gib"), planned.get("weights_gib")
+    if None in weights:
+        return None, []
+    arguments = given.get("arguments")
     return (
         Receipt(
             int(given.get("tensor_parallel_size") or 1),
             int(given.get("pipeline_parallel_size") or 1),
-            float(planned["weights_gib"]),
-            float(measured["weights_gib"]),
-            float(planned["kv_pool_gib"] - measured["kv_pool_gib"] - weights_shift),
+            weights_planned=float(planned["weights_gib"]),
+            weights_measured=float(measured["weights_gib"]),
+            pool_planned=planned.get("kv_pool_gib"),
+            pool_measured=measured.get("kv_pool_gib"),
+            arguments=arguments if isinstance(arguments, Mapping) else {},
         ),
         [],
     )

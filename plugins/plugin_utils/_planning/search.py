@@ -16,7 +16,7 @@ from .case import Case, Goal
 from .estimate import MIB
 from .hosts import Gpu
 from .parallelism import Layout, layouts
-from .settings import Settings
+from .settings import Pins, Settings
 
 UTILIZATION_STEP = 0.01
 UTILIZATION_MOST = 0.98
@@ -86,6 +86,7 @@ def case_layouts(case: Case) -> Iterator[Layout]:
         case.pins.integer("tensor_parallel_size"),
         case.pins.integer("pipeline_parallel_size"),
         bool(case.pins.flag("enable_expert_parallel")),
+        case.engines,
         case.engines_here,
     )
 
@@ -213,6 +214,26 @@ def with_memory(case: Case, layout: Layout, settings: Settings, goal: Goal) -> P
     if (case.shares_gpus or any(gpu.shared for gpu in layout.gpus)) and case.release.argument("kv_cache_memory_bytes"):
         return _with_pinned_pool(case, candidate, goal)
     return _with_utilization(case, candidate, goal)
+
+
+def with_receipt(case: Case) -> Case:
+    """The case with its receipt compared with what is planned today, without it, for the arguments of that start."""
+    receipt = case.model.receipt
+    if receipt is None or not receipt.arguments:
+        return case
+    sizes = {
+        "tensor_parallel_size": receipt.tensor_parallel_size,
+        "pipeline_parallel_size": receipt.pipeline_parallel_size,
+    }
+    pins = Pins({**case.pins.values, **receipt.arguments, **sizes}, case.pins.extra, case.name)
+    bare = replace(case, pins=pins, model=replace(case.model, receipt=None))
+    layout = next(case_layouts(bare), None)
+    if layout is None:
+        return case
+    start = predict(bare, layout, base_settings(bare, layout, bare.goal, *next(batch_limits(bare, layout, bare.goal))))
+    weights = max((budget.weights for budget in start.budgets), key=lambda estimate: estimate.value)
+    pool = min((budget.pool for budget in start.budgets), key=lambda estimate: estimate.value)
+    return replace(case, model=replace(case.model, receipt=receipt.compared_with(weights, pool)))
 
 
 def needed_bytes(candidate: Prediction, goal: Goal, stage: int) -> float:

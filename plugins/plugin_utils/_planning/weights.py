@@ -67,6 +67,7 @@ class Loading:
     version: tuple[int, ...]
     tensor_parallel_size: int
     expert_parallel_size: int
+    expert_shards: int
     value_bytes: int
     schemes: dict[str, dict[str, Any]]
     load_time: dict[str, Any] | None
@@ -98,11 +99,14 @@ def weights_per_gpu(
     Returns: one WeightBytes per pipeline stage.
     Raises: ValueError for a dtype or a release that is unknown.
     """
+    # Over all engines, experts are either handed out whole or cut (FusedMoEParallelConfig.make, flatten_tp_across_dp).
+    devices = tensor_parallel_size * data_parallel_size
     loading = _loading(
         checkpoint,
         version_of(release),
         tensor_parallel_size,
-        tensor_parallel_size * data_parallel_size if enable_expert_parallel else 1,
+        devices,
+        enable_expert_parallel,
         quantization,
         dtype,
         compute_capability,
@@ -140,7 +144,8 @@ def _loading(
     checkpoint: dict[str, Any],
     version: tuple[int, ...],
     tensor_parallel_size: int,
-    expert_parallel_size: int,
+    devices: int,
+    enable_expert_parallel: bool,
     quantization: str | None,
     dtype: str | None,
     compute_capability: str | None,
@@ -150,7 +155,8 @@ def _loading(
     return Loading(
         version=version,
         tensor_parallel_size=tensor_parallel_size,
-        expert_parallel_size=expert_parallel_size,
+        expert_parallel_size=devices if enable_expert_parallel else 1,
+        expert_shards=1 if enable_expert_parallel else devices,
         value_bytes=dtype_bytes(dtype or checkpoint["dtype"]),
         schemes=stated.get("schemes") or {},
         load_time=LOAD_TIME_SCHEMES.get(pin or "") or LOAD_TIME_EXPERTS_ONLY.get(pin or ""),
@@ -318,10 +324,7 @@ def _local_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, int, in
 
 def _local_expert_shape(tensor: dict[str, Any], loading: Loading) -> tuple[int, int, int]:
     rows, columns, copies = tensor["out"], tensor["in"], tensor["copies"]
-    whole = loading.expert_parallel_size > 1
-    size = 1 if whole else loading.tensor_parallel_size
-    if whole:
-        copies = ceil_div(copies, loading.expert_parallel_size)
+    size, copies = loading.expert_shards, ceil_div(copies, loading.expert_parallel_size)
     intermediate, hidden = loading.expert_kernel.intermediate, loading.expert_kernel.hidden
     if tensor["split"] == "expert_column":
         return 2 * round_up(ceil_div(rows // 2, size), intermediate), round_up(columns, hidden), copies
