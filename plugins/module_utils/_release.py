@@ -117,13 +117,12 @@ def _next_number(instance):
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def make_directory(path, mode=0o755):
-    """Make a folder with what is above it; the mode holds for the last one. Returns whether anything was changed."""
-    if os.path.isdir(path) and os.stat(path).st_mode & 0o7777 == mode:
-        return False
-    os.makedirs(path, exist_ok=True)
-    os.chmod(path, mode)
-    return True
+def make_directory(path):
+    """Make a folder with what is above it, readable by all whatever the umask. One that is there stays as it is."""
+    if not os.path.isdir(path):
+        make_directory(os.path.dirname(path))
+        os.mkdir(path)
+        os.chmod(path, 0o755)
 
 
 def write(path, text, mode):
