@@ -12,6 +12,7 @@ is ``None``.
 from __future__ import annotations
 
 from . import _boot_log_patterns as patterns
+from ._boot_log_lines import PROCESS, plain
 
 _MAX_WARNINGS = 50
 _INTEGERS = (
@@ -91,7 +92,7 @@ def _lines(log):
     for line_number, line in enumerate(log.split("\n"), 1):
         if not line.strip():
             continue
-        for step in patterns.ANSI.sub("", line).split("\r"):
+        for step in plain(line).split("\r"):
             if step.strip():
                 yield line_number, step
 
@@ -156,14 +157,14 @@ class _Boot:
 
 def _label(line):
     """The rank that wrote the line, as the log names it. Lines of a single process have no label."""
-    match = patterns.RANK.search(line)
+    match = PROCESS.search(line)
     if not match:
         return "rank 0"
     name, rank, pid, ip = match.group("name", "rank", "pid", "ip")
     if rank is not None:
         return "rank " + rank
-    if patterns.ANONYMOUS.match(name):
-        return f"{name} pid={pid}" + (f" ip={ip}" if ip else "")
+    if name is None or patterns.ANONYMOUS.match(name):
+        return f"{name or 'process'} pid={pid}" + (f" ip={ip}" if ip else "")
     return name
 
 

@@ -254,14 +254,12 @@ GRAPHS = re.compile(r"Capturing [^|]*?" + _BAR)
 BANNER = re.compile(r"vLLM (?:API )?server version|█ +version \d")
 ENGINE_START = re.compile(r"LLM engine \(v|Starting to load model|[Mm]odel loading took")
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-RANK = re.compile(r"\((?P<name>[A-Za-z]\w*)(?: rank=(?P<rank>\d+))? pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.:a-f]+))?\)")
 # Labels that every rank has alike: the process tells them apart.
-ANONYMOUS = re.compile(r"^(?:VllmWorker|VllmWorkerProcess|RayWorkerWrapper|RayWorkerProc|RayWorkerVllm)$")
+ANONYMOUS = re.compile(r"^(?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|RayWorkerProc|RayWorkerVllm)$")
 
 # What a message has before it: host and unit, process, level, time and place.
 PREFIX = re.compile(
-    r"^(?:\S+ +\d+ [\d:]{8} \S+ \S+\[\d+\]: |\S+  ?\| )?(?:\(\w+(?: rank=\d+)? pid=\d+[^)]*\) )*"
+    r"^(?:\S+ +\d+ [\d:]{8} \S+ \S+\[\d+\]: |\S+  ?\| )?(?:\([^()]*\bpid=\d+[^)]*\) )*"
     r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d )?(?:\[\S+:\d+\] |\S+\.py:\d+\] )?"
 )
 

@@ -18,10 +18,12 @@ from ...module_utils import _boot_log_patterns as patterns
 from ...module_utils._boot_log import parse_boot_log
 from .change import propose
 from .context import sharpen
-from .lines import Line, read_lines
-from .signatures import Signature, signatures
+from .lines import Line, continued, read_lines
+from .signatures import Signature, signatures, told_signatures
 
-_NEAR = 40
+# Lines of one process: a traceback through vLLM, PyTorch and a compiled graph has some eighty.
+_NEAR_ABOVE = 120
+_NEAR_BELOW = 40
 _CERTAIN = 0.9
 _LIKELY = 0.7
 # A line outside of every traceback, in a log that has tracebacks, is seldom what ended the engine.
@@ -33,6 +35,15 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed|encountered|hit)|Failed core proc"
     r"|See root cause above|WorkerProc (?:initialization )?failed|Engine process failed to start"
     r"|leaked \w+ objects|destroy_process_group|Engine loop is not running|died unexpectedly",
+    re.IGNORECASE,
+)
+# A story of more lines than this is a log of something else.
+_LONGEST_STORY = 12
+_TROUBLE = re.compile(
+    r"fail|error|crash|hang|hung|stuck|stall|loop|deadlock|cannot|can'?t\b|could ?n[o']t|unable|broken|breaks?\b|n't\b"
+    r"|\bnot\b|no longer|missing|without|forever|hours|slow|\bfull\b|filling|\btoo\b|invalid|wrong|mismatch|incompatib"
+    r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
+    r"|problem|issue|how to|\bwhy\b|\bonly\b|\bno\b",
     re.IGNORECASE,
 )
 _SERVES = re.compile(r"Application startup complete")
@@ -62,18 +73,41 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     "to"} or None, "confidence": 0..1, "reference"}. A class is given once.
     """
     known = {"measured": parse_boot_log(log), **(context or {})}
-    lines, serves = _relevant(read_lines(log))
-    messages = _messages(lines)
-    candidates = [
-        found
-        for signature in signatures()
-        if (signature.while_serving or not serves) and (found := _first_match(signature, lines, messages))
-    ]
+    read = read_lines(log)
+    lines, serves = _relevant(read)
+    candidates = _weighed(_candidates(lines, serves), lines)
     best: dict[str, _Candidate] = {}
-    for candidate in sorted(_weighed(candidates, lines), key=_Candidate.rank):
+    for candidate in sorted(candidates, key=_Candidate.rank):
         best.setdefault(candidate.signature.failure_class, candidate)
     findings = [_finding(candidate, known) for candidate in best.values()]
-    return sharpen(findings or ([] if serves else _unknown(lines)), known)
+    if not findings and not serves:
+        findings = _told(read, known) or _unknown(lines)
+    return sharpen(findings, known)
+
+
+def _told(lines: list[Line], context: dict[str, Any]) -> list[dict[str, Any]]:
+    """What somebody tells of a failure in a sentence or two. Not of a log: that has its own words."""
+    if any(line.logged or line.harmless for line in lines) or len(lines) > _LONGEST_STORY:
+        return []
+    story = " ".join(line.message for line in lines)
+    if not _TROUBLE.search(story):
+        return []
+    told = [signature for signature in told_signatures() if _match(signature, story)]
+    best = max(told, key=lambda signature: signature.confidence, default=None)
+    line = next((line for line in lines if best and best.match.search(line.message)), lines[0] if lines else None)
+    return [_finding(_Candidate(best, line, {}, best.confidence), context)] if best and line else []
+
+
+def _candidates(lines: list[Line], serves: bool) -> list[_Candidate]:
+    messages, broken = _messages(lines), _continued_messages(lines)
+    found = []
+    for signature in signatures():
+        if serves and not signature.while_serving:
+            continue
+        candidate = _first_match(signature, lines, messages) or _first_match(signature, lines, broken)
+        if candidate:
+            found.append(candidate)
+    return found
 
 
 def _relevant(lines: list[Line]) -> tuple[list[Line], bool]:
@@ -122,8 +156,34 @@ def _messages(lines: list[Line]) -> dict[str, list[int]]:
     return messages
 
 
+def _continued_messages(lines: list[Line]) -> dict[str, list[int]]:
+    """The same of messages that go on on the next lines."""
+    messages: dict[str, list[int]] = {}
+    for index, line in enumerate(lines):
+        message = continued(lines, index) if line.exception else None
+        if message:
+            messages.setdefault(message, []).append(index)
+    return messages
+
+
 def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
-    return any(near.search(line.text) for line in lines[max(0, index - _NEAR) : index + _NEAR])
+    """Whether a line close by has it that the same process wrote, or that names no process, as progress bars do."""
+    process, before, after = lines[index].process, 0, 0
+    for line in reversed(lines[:index]):
+        if line.process in (process, None):
+            if near.search(line.text):
+                return True
+            before += 1
+            if before >= _NEAR_ABOVE:
+                break
+    for line in lines[index:]:
+        if line.process in (process, None):
+            if near.search(line.text):
+                return True
+            after += 1
+            if after >= _NEAR_BELOW:
+                break
+    return False
 
 
 def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:

@@ -36,17 +36,27 @@ class Signature:
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """Returns all signatures, in the order of the file."""
+    """Returns how failures show in a line of a log, in the order of the file."""
+    return _signatures("signatures")
+
+
+@cache
+def told_signatures() -> tuple[Signature, ...]:
+    """Returns how people tell of failures."""
+    return _signatures("told")
+
+
+def _signatures(kind: str) -> tuple[Signature, ...]:
     classes = yaml.safe_load((Path(__file__).parent / "signatures.yml").read_text(encoding="utf-8"))
     return tuple(
         _signature(failure_class, {**_shared(texts), **own})
         for failure_class, texts in classes.items()
-        for own in texts["signatures"]
+        for own in texts.get(kind, ())
     )
 
 
 def _shared(texts: dict[str, Any]) -> dict[str, Any]:
-    return {name: text for name, text in texts.items() if name != "signatures"}
+    return {name: text for name, text in texts.items() if name not in ("signatures", "told")}
 
 
 def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
