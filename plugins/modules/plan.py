@@ -10,8 +10,8 @@ module: plan
 short_description: Plan vLLM engines on the hosts' GPUs, as a task
 description:
   - Does what the filter P(gpufleet.vllm.plan#filter) does; the filter's page says what goes in and what comes out.
-  - Where the instances cannot be planned, the task fails with all faults, one a line, and the next command. A filter that
-    fails is told by Ansible several times over, with the files and lines of the role.
+  - Where the instances cannot be planned, the task fails with all faults, one a line, and the next command. Of a filter
+    that fails, Ansible tells several times over, with the files and lines of the role.
 author:
   - gpufleet maintainers (@gpufleet)
 extends_documentation_fragment:

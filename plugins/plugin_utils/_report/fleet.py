@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .failures import reason_of
-from .words import RUNNING, SEVERITY, VERDICTS, Budget, Plan, count, needs_title, rounded
+from .words import RUNNING, SEVERITY, VERDICTS, Budget, Plan, count, merged, needs_title, rounded
 
 MIB_IN_GIB = 1024
 BUSY_SHARE = 0.05
@@ -205,12 +205,13 @@ def attention_of(
         found += [_needs(group, level) for group in groups if group.verdict == verdict != "fits"]
     for group in groups:
         if group.plan["warnings"]:
-            found.append(Attention("fair", group.name, tuple(group.hosts), "", tuple(group.plan["warnings"])))
+            texts = tuple(merged(group.plan["warnings"], group.plan["budget"]))
+            found.append(Attention("fair", group.name, tuple(group.hosts), "", texts))
     return found
 
 
 def _needs(group: Group, level: str) -> Attention:
-    verdict, needs = VERDICTS[group.verdict].lower(), tuple(group.plan["needs"])
+    verdict, needs = VERDICTS[group.verdict].lower(), tuple(merged(group.plan["needs"], group.plan["budget"]))
     title = f"{verdict}. {needs_title(group.plan)}:" if needs else f"{verdict}."
     return Attention(level, group.name, tuple(group.hosts), title, needs)
 

@@ -21,8 +21,11 @@ from .words import (
     Budget,
     Plan,
     alike,
+    arguments_title,
     cards_named,
     count,
+    decisions_of,
+    merged,
     named,
     needs_title,
     summary,
@@ -57,8 +60,8 @@ def _runs(plan: Plan, running: Running) -> Plan | None:
 def _explain(plan: Plan, changes: str | None, where: str) -> str:
     blocks = [
         _headline(plan, where),
-        _section(needs_title(plan), plan["needs"]),
-        _section("Warnings", plan["warnings"]),
+        _section(needs_title(plan), merged(plan["needs"], plan["budget"])),
+        _section("Warnings", merged(plan["warnings"], plan["budget"])),
         changes or "",
         _memory(plan),
         _arguments(plan),
@@ -163,12 +166,12 @@ def _arguments(plan: Plan) -> str:
     for argument in plan["arguments"]:
         lines += wrap(f"{argument['name']} = {written(argument['value'])}", "  ", "    ")
         lines += _reason(argument)
-    return "\n".join(["Arguments", *lines]) if lines else ""
+    return "\n".join([arguments_title(plan), *lines]) if lines else ""
 
 
 def _decisions(plan: Plan) -> str:
     lines, step = [], None
-    for decision in plan["decisions"]:
+    for decision in decisions_of(plan):
         if decision["step"] != step:
             step = decision["step"]
             lines.append(f"  {STEPS.get(step, 'Given')}")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,8 +56,15 @@ NEEDS = {
 MOST_NAMES = 8
 """Of longer lists of hosts or cards only so many are named."""
 
+CARDS = "\0"
+"""Stands for the name of a card in a text that is said of several."""
+
 EQUAL_DIGITS = 1
 """Cards and plans whose figures in GiB are the same to so many digits are told together."""
+
+
+def arguments_title(plan: Plan) -> str:
+    return "Arguments" if plan["verdict"] in RUNNING else "Arguments that were tried; nothing is started"
 
 
 def needs_title(plan: Plan) -> str:
@@ -118,6 +126,34 @@ def alike(budgets: Iterable[Budget]) -> list[tuple[list[Budget], Budget]]:
         else:
             group.append(budget)
     return [(several, min(several, key=lambda budget: budget["kv_pool_gib"]["low"])) for _figures, several in groups]
+
+
+def merged(texts: Iterable[str], budgets: Sequence[Budget]) -> list[str]:
+    """Texts without repetition: those that say the same of several cards once, with all of these cards."""
+    found: dict[str, list[Budget]] = {}
+    for text in texts:
+        card = next((budget for budget in budgets if re.search(rf"\b{re.escape(_label(budget))}\b", text)), None)
+        told = text if card is None else text.replace(_label(card), CARDS)
+        found.setdefault(told, []).extend([] if card is None else [card])
+    return [told.replace(CARDS, cards_named(cards)) if cards else told for told, cards in found.items()]
+
+
+def _label(budget: Budget) -> str:
+    """How the planner names a card."""
+    return f"{budget['host']} GPU {budget['gpu']}"
+
+
+def decisions_of(plan: Plan) -> list[dict[str, Any]]:
+    """The decisions, those that are the same for several cards once."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for decision in plan["decisions"]:
+        key = (decision["step"], decision["why"], decision["cost"])
+        found.setdefault(key, []).append(decision["decision"])
+    return [
+        {"step": step, "decision": text, "why": why, "cost": cost}
+        for (step, why, cost), texts in found.items()
+        for text in merged(texts, plan["budget"])
+    ]
 
 
 def summary(plan: Plan) -> list[str]:

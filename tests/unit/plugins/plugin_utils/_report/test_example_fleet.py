@@ -11,7 +11,8 @@ import pytest
 from example_fleet import EXAMPLE, FACTS, facts, fleet, instances, planned
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import serve_args
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import release, serve_args
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue.releases import known_releases
 
 GUIDE = EXAMPLE.parents[1] / "docs/planning.md"
 DISTILL = "/data/models/DeepSeek-R1-Distill-Qwen-14B"
@@ -63,6 +64,38 @@ def test_the_weights_of_the_distill_are_30_gb_and_a_long_request_makes_them_36()
     assert weights / GIB == pytest.approx(27.5, abs=0.1)
     assert weights / GIB + 6 == pytest.approx(33.5, abs=0.1)
     assert weights / 2 / GB == pytest.approx(14.8, abs=0.1)
+
+
+def test_the_guide_tells_the_figures_of_the_articles_and_what_is_counted():
+    """Each number of the worked example is in the guide, computed from the checkpoint and not from the guide."""
+    text = " ".join(GUIDE.read_text(encoding="utf-8").split())
+    example = text[text.index("## The arithmetic") : text.index("## Before an upgrade")]
+    shape = describe_config(facts("rtx4090")["checkpoints"][DISTILL])
+    ((layers,), per_token) = [item["count"] for item in shape["layers"]], 2 * 48 * 8 * 128 * 2
+    weights, request = shape["weights"]["total_bytes"], per_token * 32_768
+    told = [
+        f"{layers} layers",
+        f"{per_token:,} bytes, {per_token // 1024} KiB",
+        f"takes {request // GIB} GiB, eight of them {8 * request // GIB} GiB",
+        f"{weights / GIB:.1f} GiB in bfloat16",
+        f"it is {weights / GB:.1f} GB",
+        f"{round(weights / GIB) + request // GIB} GB that one reads",
+        f"in truth {(weights + request) / GIB:.1f} GiB",
+        f"{0.9 * 24:.1f} GB",
+        f"{round(weights / GIB) // 2} GB that one reads for this model are its 8-bit figure",
+        f"{round(weights / GIB)} GB the bfloat16 one",
+        f"some {(0.9 * 24e9 - weights / 2) / GIB:.0f} GB are left",
+    ]
+    assert [figure for figure in told if figure not in example] == []
+
+
+def test_the_guide_tells_the_release_that_changed_the_default_share():
+    """0.9 up to one release and 0.92 from the next one on: the catalogue says which."""
+    defaults = {version: release(version).default("gpu_memory_utilization") for version in known_releases()}
+    before = [version for version, share in defaults.items() if share == 0.9]
+    after = [version for version, share in defaults.items() if share == 0.92]
+    assert f"is 0.9 up to v{before[-1]} and 0.92 from v{after[0]} on" in GUIDE.read_text(encoding="utf-8")
+    assert list(defaults) == before + after
 
 
 def test_a_card_of_24_gb_does_not_hold_the_distill():

@@ -81,6 +81,19 @@ def test_eight_equal_cards_are_one_bar_and_one_label():
     assert "gpu01 GPUs 0-7: NVIDIA H100" in text
 
 
+def test_what_is_said_of_each_card_is_said_once_with_all_of_them():
+    plan = spread(planned("gpu01")[0], 12)
+    plan["warnings"] = [f"gpu01 GPU {gpu}: too hot" for gpu in range(12)] + ["another"]
+    plan["decisions"] = [
+        {"step": 3, "decision": f"2.00 GiB of gpu01 GPU {gpu} are left", "why": "why", "cost": "none"}
+        for gpu in (0, 1, 2, 5, 10)
+    ]
+    text = explain([plan])
+    assert "  * gpu01 GPUs 0-11: too hot\n  * another\n" in text
+    assert text.count("2.00 GiB of") == 1
+    assert "    2.00 GiB of gpu01 GPUs 0-2, 5, 10 are left\n" in text
+
+
 def test_equal_plans_of_several_hosts_are_told_once():
     text = explain([plan for plan in PLANS.values() if plan["name"] == "qwen"])
     assert text.count("FITS: qwen") == 1
