@@ -42,7 +42,7 @@ class Host:
         (root / "etc/vllm/chat/engine.env").write_text("VLLM_API_KEY=secret\n", encoding="utf-8")
         self.failures = root / "var/lib/vllm/chat/failures"
         self.release(1)
-        self.program("systemctl", 'case $* in *InvocationID*) echo 1f ;; *Job*) cat "$SAYS/job" ;; esac')
+        self.program("systemctl", 'case $* in *InvocationID*) echo 1f ;; list-jobs*) cat "$SAYS/job" ;; esac')
         self.program("journalctl", 'case $* in *--dmesg*) cat "$SAYS/dmesg" ;; *1f*) cat "$SAYS/journal" ;; esac')
         self.program(
             "docker",
@@ -114,10 +114,15 @@ def test_the_key_is_in_nothing_that_is_kept(host):
 
 
 def test_a_stop_that_was_asked_for_is_no_failure(host):
-    host.says["job"] = "4711\n"
+    host.says["job"] = "4711 vllm-chat.service stop running\n"
     host.state(ExitCode=143)
     assert host.ends(EXIT_STATUS="143", SERVICE_RESULT="success") is None
     assert host.removed()
+
+
+def test_a_start_that_is_asked_for_is_no_stop(host):
+    host.says["job"] = "4711 vllm-chat.service start running\n"
+    assert host.ends()["exit_code"] == 1
 
 
 OOM_LINE = f"oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/system.slice/docker-{CONTAINER}.scope,task=python3\n"
@@ -196,7 +201,6 @@ def test_the_first_of_each_release_and_the_newest_stay(host):
 
 
 def test_by_hand_it_keeps_the_traces_of_what_runs(host):
-    host.says["job"] = ""
     host.state(Running=True, ExitCode=0)
     failure = host.ends("It did not serve within 20 minutes.", INVOCATION_ID="", EXIT_CODE="", EXIT_STATUS="")
     assert (failure["what"], failure["exit_code"]) == ("It did not serve within 20 minutes.", None)
