@@ -217,7 +217,6 @@ ARGUMENT_SPEC = {
     "root": {"type": "path", "default": "/"},
 }
 
-
 #: Why the engine is started anew although nothing changes, by the state of the current release.
 UNPROVEN = {
     "deploying": "release {number} was not proven yet (restart)",
@@ -236,10 +235,12 @@ def present(instance, params, check):
     changes = judge(current, compare(before, after))
     release = begin(instance, current, after, changes, params, check) if changes["changed"] else current
     repaired = repair(instance, params, check)
+    # A run that was cut off may have written the unit and no more.
+    unproven = current is not None and current["state"] != "served"
     return {
         "changed": changes["changed"] or current is not found or bool(repaired),
         "restart": changes["restart"],
-        "daemon_reload": changes["restart"] or before["unit"] != after["unit"] or _release.ROLLBACK_UNIT in repaired,
+        "daemon_reload": unproven or before["unit"] != after["unit"] or _release.ROLLBACK_UNIT in repaired,
         "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired if before["unit"]],
         "release": release["number"],
         "previous": release["previous"],
@@ -280,7 +281,8 @@ def wanted(params):
 
 def judge(current, changes):
     """The changes, with what the state of the current release adds: what is not proven is started anew."""
-    if current is None or current["state"] == "served":
+    harmless = current is None or (current["state"] == "deploying" and not current["restart"])
+    if harmless or current["state"] == "served":
         return changes
     reasons = changes["reasons"] + [UNPROVEN[current["state"]].format(**current)]
     return dict(changes, restart=True, reasons=reasons, changed=changes["changed"] or current["state"] == "failed")

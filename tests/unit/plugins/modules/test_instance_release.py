@@ -364,6 +364,15 @@ def test_a_run_that_was_cut_off_starts_the_engine_when_it_is_run_again(host):
     assert result["reasons"] == ["release 2 was not proven yet (restart)"]
 
 
+def test_a_harmless_change_that_was_cut_off_restarts_nothing(host):
+    host.deploy()
+    host.present(UNIT.replace("StartLimitBurst=3", "StartLimitBurst=5"))
+    result = host.present()
+    assert (result["changed"], result["restart"], result["daemon_reload"], result["release"]) == (False, False, True, 2)
+    assert host.served()["changed"] is True
+    assert host.states() == {1: "served", 2: "served"}
+
+
 def test_a_run_that_was_cut_off_leaves_the_way_back_open(host):
     host.deploy()
     host.present(longer(16384), key="secret-of-tomorrow")
