@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What stands before the message of a log line: who wrote it, when, how serious. Private to the collection.
 
-A line comes from the journal, ``docker logs``, Docker's JSON files, Compose, Kubernetes, Ray, or was pasted from an issue
-or a terminal; each of these puts something of its own before what vLLM wrote, sometimes several of them at once.
+A line comes from the journal, ``docker logs``, Docker's JSON files, Compose, Kubernetes, Ray, or was pasted from an
+issue or a terminal; each of these puts something of its own before what vLLM wrote, sometimes several of them at once.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ PROCESS = re.compile(
     r"\((?P<name>[\w.:-]+(?: [\w.:-]+)*?)?,? ?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.:a-f]+))?\) ?"
 )
 _LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
+_LONG_LEVELS = {"WARN": "WARNING", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL"}
 _LEVEL = re.compile(
     # "INFO 05-30 07:40:19 [core.py:133] ", "INFO 05-30 07:40:19 core.py:133] "
     r"(?P<vllm>" + _LEVELS + r") \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*:\d+\](?: |$)|\S+\.py:\d+\](?: |$))"
     # the same without its time, and uvicorn's "INFO:     "
     r"|(?P<short>" + _LEVELS + r"):? {1,5}(?:\[\S+:\d+\] )?"
     # Ray's "INFO worker.py:1749 -- ", Python's "INFO - ", "[INFO] "
+    # PyTorch's C++: "[E306 00:03:07.842961975 socket.cpp:1011] "
+    r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)? [^\]]*\] ?"
     r"|\[(?P<bracket>" + _LEVELS + r")(?:\|[^\]]*)?\] ?|(?:- )?(?P<dash>" + _LEVELS + r") - "
 )
 
@@ -87,7 +90,7 @@ def split_prefix(line):
         match = _LEVEL.match(rest) if prefix.level is None else None
         if match:
             level = next(level for level in match.groups() if level)
-            prefix.level = "WARNING" if level == "WARN" else level
+            prefix.level = _LONG_LEVELS.get(level, level)
             rest = rest[match.end() :].lstrip()
         if rest == before:
             return prefix, rest
