@@ -107,10 +107,10 @@ def report(title: str, found: Sequence[Row]) -> None:
 def print_rows(found: Iterable[Row]) -> None:
     for row in sorted(found, key=lambda item: (item.figure, item.percent)):
         record = row.case.record
+        outside = "" if row.inside or row.figure == "kv_per_token" else "OUTSIDE"
         print(
             f"  {row.figure:<13}{row.percent:>+8.2f} % {row.value:>12.2f} {row.measured:>12.2f} "
-            f"{'' if row.inside or row.figure == 'kv_per_token' else 'OUTSIDE':<8}{record['id'][:40]:<41}{row.case.instance['release']:<8} "
-            f"{record['model']}"
+            f"{outside:<8}{record['id'][:40]:<41}{row.case.instance['release']:<8} {record['model']}"
         )
 
 
