@@ -164,7 +164,7 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     workload = faults.attempt(read_workload, instance)
     read = faults.attempt(read_hosts, hosts, instance)
     headroom_mib = faults.attempt(_headroom, instance, name)
-    pins, errors = (release and faults.attempt(read_pins, instance, release)) or (None, [])
+    pins, errors = (faults.attempt(read_pins, instance, release) if release else None) or (Pins({}, {}, name), [])
     if faults.found:
         faults.found += [refused_pin(name, error) for error in errors]
         faults.refuse()

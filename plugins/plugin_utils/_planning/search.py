@@ -72,11 +72,12 @@ def _keeps_more(left: Choice, right: Choice) -> bool:
     return _kept(left) > _kept(right)
 
 
-def _kept(choice: Choice) -> tuple[bool, int, int, float]:
-    """What a choice keeps of the promise; where nothing fits, how near it comes."""
-    promised = choice.goal.sequences * choice.goal.context if choice.fits else 0
-    nearest_pool = min(budget.pool.low for budget in choice.start.budgets)
-    return choice.fits, promised, choice.start.tokens("low"), nearest_pool
+def _kept(choice: Choice) -> tuple[float, ...]:
+    """What a choice keeps of the promise: of equals, the first layout is the better. Where nothing fits, how near it
+    comes."""
+    if choice.fits:
+        return 1, choice.goal.sequences * choice.goal.context
+    return 0, 0, choice.start.tokens("low"), min(budget.pool.low for budget in choice.start.distinct)
 
 
 def case_layouts(case: Case) -> Iterator[Layout]:

@@ -72,3 +72,52 @@ def test_figures_of_vllm_that_cannot_be_raise_a_warning(graphs):
     warned = plan(instance(engine_args=PINS, receipt=given), hosts())
     assert pool(warned) == pool(plain)
     assert any("vLLM estimated" in warning for warning in warned["warnings"])
+
+
+# -- one receipt after the other ----------------------------------------
+def arguments(planned):
+    return {item["name"]: item["value"] for item in planned["arguments"]}
+
+
+def test_a_correction_is_kept_when_the_corrected_start_is_measured_again():
+    predicted = plan(instance(engine_args=PINS), hosts())
+    measured = pool(predicted)["value"] - 0.8
+    first = receipt(predicted, measured, arguments=arguments(predicted))
+    corrected = plan(instance(engine_args=PINS, receipt=first), hosts())
+    second = receipt(corrected, measured, arguments=arguments(corrected))
+    again = plan(instance(engine_args=PINS, receipt=second), hosts())
+    assert pool(again)["value"] == pytest.approx(measured, abs=0.02)
+    assert again["budget"][0]["non_torch_gib"]["source"] == "receipt"
+
+
+def test_a_correction_holds_for_other_arguments_of_the_same_start():
+    predicted = plan(instance(engine_args=PINS), hosts())
+    kept = receipt(predicted, pool(predicted)["value"] - 0.8, arguments=arguments(predicted))
+    wider = {**PINS, "gpu_memory_utilization": 0.8}
+    plain, corrected = (plan(instance(engine_args=wider, receipt=given), hosts()) for given in (None, kept))
+    assert pool(corrected)["value"] == pytest.approx(pool(plain)["value"] - 0.8, abs=0.02)
+
+
+def test_a_start_with_a_pool_in_bytes_measures_no_pool_and_that_is_no_fault():
+    pins = {"kv_cache_memory_bytes": 2**33, "max_model_len": 8192}
+    predicted = plan(instance(engine_args=pins), hosts())
+    kept = receipt(predicted, None, 15.4, arguments=arguments(predicted))
+    planned = plan(instance(engine_args=pins, receipt=kept), hosts())
+    assert planned["warnings"] == predicted["warnings"]
+    assert planned["budget"][0]["weights_gib"] == {"value": 15.4, "low": 15.35, "high": 15.45, "source": "receipt"}
+    assert planned["budget"][0]["non_torch_gib"] == predicted["budget"][0]["non_torch_gib"]
+
+
+def test_a_start_that_logged_no_weights_teaches_nothing_and_nothing_is_said():
+    predicted = plan(instance(engine_args=PINS), hosts())
+    kept = receipt(predicted, 40.0)
+    kept["measured"]["weights_gib"] = None
+    assert plan(instance(engine_args=PINS, receipt=kept), hosts()) == predicted
+
+
+def test_a_neighbours_receipt_narrows():
+    neighbour = plan(instance("Llama-3.1-8B", engine_args=PINS), hosts())
+    kept = receipt(neighbour, pool(neighbour)["value"], arguments=arguments(neighbour))
+    plain, narrowed = (plan(instance(engine_args=PINS, receipt=given), hosts()) for given in (None, kept))
+    width = [pool(planned)["high"] - pool(planned)["low"] for planned in (plain, narrowed)]
+    assert width[1] < width[0]
