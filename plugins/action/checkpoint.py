@@ -20,6 +20,7 @@ from ..plugin_utils._follow import Follower, Progress
 
 _MODULE = "gpufleet.vllm.checkpoint"
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BEFORE_FOLLOWING = 5.0
 # The second time brings only files that arrived damaged.
 _PUSHES = 2
 
@@ -114,15 +115,14 @@ class ActionModule(ActionBase):
     def _push(self, directory: str, wanted: dict[str, Any] | None) -> dict[str, Any]:
         told: dict[str, Any] = {}
         for _attempt in range(_PUSHES):
-            begun = self._follow(manifest=wanted, step="begin")
+            begun = self._begin(wanted)
+            while not begun.get("failed") and begun["partial"] and not self._bring(directory, wanted, begun):
+                time.sleep(_SECONDS_BEFORE_FOLLOWING)
+                begun = self._begin(wanted)
             if begun.get("failed"):
                 return begun
-            try:
-                self._bring(directory, wanted, begun)
-            except pushing.PushError as error:
-                if error.full:
-                    return self._follow(manifest=wanted, step="abandon")
-                raise JobError(str(error), "Run the same command again; it goes on where it stopped") from None
+            if not begun["partial"]:
+                return self._follow(manifest=wanted)
             told = self._follow(manifest=wanted, step="finish")
             if not told.get("missing"):
                 return told
@@ -131,7 +131,23 @@ class ActionModule(ActionBase):
             f"Hash them again on the controller: cd {directory} && sha256sum {told['missing'][0]}",
         )
 
-    def _bring(self, directory: str, wanted: dict[str, Any] | None, begun: dict[str, Any]) -> None:
+    def _begin(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        return self._follow(manifest=wanted, step="begin")
+
+    def _bring(self, directory: str, wanted: dict[str, Any] | None, begun: dict[str, Any]) -> bool:
+        """Brings what is missing; False where somebody else brings it, too."""
+        try:
+            self._bring_files(directory, wanted, begun)
+        except pushing.OvertakenError:
+            return False
+        except pushing.PushError as error:
+            if error.full:
+                told = self._follow(manifest=wanted, step="abandon")
+                raise JobError(str(told.get("msg")), str(told.get("next", ""))) from None
+            raise JobError(str(error), "Run the same command again; it goes on where it stopped") from None
+        return True
+
+    def _bring_files(self, directory: str, wanted: dict[str, Any] | None, begun: dict[str, Any]) -> None:
         missing = begun["missing"]
         command = pushing.rsync_command(self) if missing else None
         if command:

@@ -158,7 +158,13 @@ def _summary(record):
 
 
 def begin_push(path, wanted):
-    """Makes ready for files that the controller brings; returns where to, and what is to come from which byte on."""
+    """Makes ready for files that the controller brings; returns where to, and what is to come from which byte on.
+
+    ``partial`` is None where another run of the same playbook, or the last one's remains, has brought it meanwhile.
+    """
+    end_what_was_cut_short(path, wanted["digest"])
+    if read_record(path)["digest"] == wanted["digest"]:
+        return {"partial": None, "missing": []}
     copy = Copy(path, wanted)
     entries = begin(copy)
     for entry in entries:
@@ -168,15 +174,16 @@ def begin_push(path, wanted):
 
 
 def append(path, wanted, name, offset, piece):
-    """Adds a piece of a file that the controller has brought."""
+    """Adds a piece of a file that the controller has brought, unless another run has brought it meanwhile."""
     copy = Copy(path, wanted)
-    entry = next((entry for entry in wanted["files"] if entry["path"] == name), None)
-    if entry is None or copy.have_bytes(entry) != offset:
-        raise JobError(f"{name} is not at byte {offset}: another copy of it runs.", "Run the same command again")
+    entry = next(entry for entry in wanted["files"] if entry["path"] == name)
+    if copy.have_bytes(entry) != offset:
+        return False
     try:
         with open(piece, "rb") as reading, open(copy.target(entry), "ab") as writing:
             writing.write(reading.read())
         os.unlink(piece)
+        return True
     except OSError as error:
         raise of_the_disk(error, copy) from None
 

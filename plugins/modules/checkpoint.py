@@ -223,6 +223,9 @@ class Task:
         self.path = os.path.realpath(module.params["path"])
         self.source = {name: value for name, value in (module.params["source"] or {}).items() if value is not None}
         self.wanted = module.params["manifest"]
+        if self.wanted:
+            # What the host that has it says of where that is holds there.
+            self.wanted = dict(self.wanted, source=checkpoints.origin_of(self.source))
 
     def run(self):
         """What the module returns. Raises: JobError."""
@@ -269,7 +272,15 @@ class Task:
             return {"changed": False, "source_host": self.source["on"], "addresses": addresses(), "checkpoint": None}
         if self.options["offer"]["error"]:
             raise JobError(self.options["offer"]["error"], "Set address or port in vllm_model_source")
-        return self._do(self._fetch)
+        try:
+            told = self._do(self._fetch)
+        except JobError:
+            withdraw(self.options["offer"])
+            raise
+        if "job" not in told:
+            # The job may have been that of an earlier call, with another offer.
+            withdraw(self.options["offer"])
+        return told
 
     def _is_in_place(self, wanted):
         """Whether there is nothing to do. A job that is followed is asked what it did, even if that is done."""
@@ -313,8 +324,7 @@ class Task:
         if step == "begin":
             return {"changed": False, **checkpoints.begin_push(self.path, self.wanted)}
         if step == "append":
-            checkpoints.append(self.path, self.wanted, **self.options["piece"])
-            return {"changed": True}
+            return {"changed": checkpoints.append(self.path, self.wanted, **self.options["piece"])}
         if step == "abandon":
             return checkpoints.abandon(self.path, self.wanted)
         return self._do(lambda report: checkpoints.finish_push(self.path, self.wanted, report))

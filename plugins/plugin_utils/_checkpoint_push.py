@@ -36,6 +36,10 @@ class PushError(Exception):
         self.full = full
 
 
+class OvertakenError(Exception):
+    """Somebody else brings the same file: as a rule a run that was killed, whose last process still goes on."""
+
+
 def rsync_command(action: ActionBase) -> list[str] | None:
     """rsync with the way to the host (up to the file names), or None where it cannot be used."""
     connection = action._connection
@@ -113,7 +117,7 @@ def pieces(directory: str, missing: list[dict[str, Any]]) -> Iterator[tuple[dict
 def push_in_pieces(
     action: ActionBase, run_module: RunModule, directory: str, missing: list[dict[str, Any]], report: Report
 ) -> None:
-    """Brings the missing files through Ansible's connection. Raises: PushError."""
+    """Brings the missing files through Ansible's connection. Raises: PushError, OvertakenError."""
     total, done = _bytes(missing, "size"), _bytes(missing, "have_bytes")
     remote = action._connection._shell.join_path(action._make_tmp_path(), "piece")
     for entry, offset, piece in pieces(directory, missing):
@@ -125,6 +129,8 @@ def push_in_pieces(
         told = run_module(step="append", piece={"name": entry["path"], "offset": offset, "piece": remote})
         if told.get("failed"):
             raise PushError(str(told.get("msg")))
+        if not told["changed"]:
+            raise OvertakenError(entry["path"])
         done += len(piece)
         report({"phase": "copying", "done_bytes": done, "total_bytes": total})
 
