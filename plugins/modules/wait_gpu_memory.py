@@ -31,9 +31,9 @@ options:
         description: UUID of a GPU or of a MIG device; the index of a GPU will do.
         type: str
         required: true
-      needed_mib:
-        description: Memory that must be free, in MiB.
-        type: int
+      needed_gib:
+        description: Memory that must be free, in GiB, as in C(budget[].requested_gib) of a plan.
+        type: float
         required: true
   own_containers:
     description:
@@ -66,7 +66,7 @@ EXAMPLES = r"""
   gpufleet.vllm.wait_gpu_memory:
     gpus:
       - uuid: GPU-8f0c6a52-7a25-4d1c-9b1e-3f2b1d1f0a11
-        needed_mib: 70000
+        needed_gib: 68.4
     own_containers: [vllm-chat]
     before_stop: true
     timeout: 0
@@ -75,7 +75,7 @@ EXAMPLES = r"""
   gpufleet.vllm.wait_gpu_memory:
     gpus:
       - uuid: GPU-8f0c6a52-7a25-4d1c-9b1e-3f2b1d1f0a11
-        needed_mib: 70000
+        needed_gib: 68.4
 """
 
 RETURN = r"""
@@ -92,7 +92,7 @@ gpus:
       description: Name of the GPU.
       type: str
     needed_mib:
-      description: As it was given.
+      description: Memory that must be free.
       type: int
     free_mib:
       description: Memory that is free, or will be; none where the driver does not tell.
@@ -164,7 +164,7 @@ def judge(wanted, gpu, params):
     return {
         "uuid": wanted["uuid"],
         "name": gpu["name"],
-        "needed_mib": wanted["needed_mib"],
+        "needed_mib": int(wanted["needed_gib"] * 1024),
         "free_mib": _free_mib(gpu, going),
         "holders": [process for process in gpu["processes"] if process not in going],
     }
@@ -215,7 +215,7 @@ def look_at_host(source, own_containers):
 
 def main():
     """Run the module."""
-    gpu_options = {"uuid": {"type": "str", "required": True}, "needed_mib": {"type": "int", "required": True}}
+    gpu_options = {"uuid": {"type": "str", "required": True}, "needed_gib": {"type": "float", "required": True}}
     module = AnsibleModule(
         argument_spec={
             "gpus": {"type": "list", "elements": "dict", "required": True, "options": gpu_options},

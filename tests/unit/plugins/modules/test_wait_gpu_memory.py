@@ -53,7 +53,7 @@ def wait_for_host():
             return hosts[min(len(looks), len(hosts)) - 1]
 
         params = {"own_containers": [], "before_stop": False, "timeout": 5, **params}
-        params["gpus"] = [{"uuid": uuid, "needed_mib": needed}]
+        params["gpus"] = [{"uuid": uuid, "needed_gib": needed / 1024}]
         return module.wait(params, look, clock.sleep, clock.monotonic), len(looks)
 
     return wait
