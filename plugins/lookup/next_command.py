@@ -31,7 +31,7 @@ options:
     type: str
     default: vllm
 author:
-  - gpufleet contributors
+  - gpufleet maintainers (@gpufleet)
 """
 
 EXAMPLES = r"""
