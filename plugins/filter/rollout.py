@@ -41,14 +41,16 @@ options:
 """
 
 EXAMPLES = r"""
-# => {"hosts": ["gpu1", "gpu2", "gpu3"], "serial": [1, 2], "batches": [["gpu1"], ["gpu2", "gpu3"]]}
+# => {"hosts": ["gpu1", "gpu2", "gpu3"], "serial": [1, 2], "batches": [["gpu1"], ["gpu2", "gpu3"]],
+#     "batch_of": {"gpu1": 0, "gpu2": 1, "gpu3": 1}}
 batches: "{{ ['gpu1', 'gpu2', 'gpu3'] | gpufleet.vllm.rollout([1, '100%']) }}"
 """
 
 RETURN = r"""
 _value:
   description:
-    - C(hosts), sorted by batch, C(serial), the number of hosts in each batch, and C(batches), the hosts of each.
+    - C(hosts), sorted by batch, C(serial), the number of hosts in each batch, C(batches), the hosts of each, and
+      C(batch_of), the index of the batch of each host.
   type: dict
 """
 

@@ -51,6 +51,7 @@ class Instance:
         self.releases = os.path.join(self.state_directory, "releases")
         self.current = os.path.join(self.releases, "current")
         self.ledger = os.path.join(self.state_directory, "ledger.jsonl")
+        self.receipt = os.path.join(self.state_directory, "receipt.json")
         self.environment = os.path.join(etc, "engine.env")
         self.previous_environment = os.path.join(etc, "engine.env.previous")
         self.deploy_lock = os.path.join(root, DEPLOY_LOCK)

@@ -16,7 +16,7 @@ description:
   - What changes becomes a release in C(/var/lib/vllm/NAME/releases/NNNN), and its files come into use. It is
     C(deploying) until O(state=served) says that it was proven, or O(state=restored) goes back.
   - Files are written as a whole or not at all. A run that was cut off is continued, or undone, by the next.
-  - Starts and stops nothing.
+  - Starts and stops nothing. An engine whose unit has failed must be started anew, too.
 author:
   - gpufleet maintainers (@gpufleet)
 extends_documentation_fragment:
@@ -89,6 +89,11 @@ options:
     description:
       - Folder for what the engine compiles. It is made, with mode 0700.
     type: path
+  receipt:
+    description:
+      - With O(state=served), what the start measured, as P(gpufleet.vllm.receipt#filter) gives it, for
+        C(/var/lib/vllm/NAME/receipt.json). Without it, the receipt stays as it is.
+    type: dict
   why:
     description:
       - Why this is done, for the release and the ledger.
@@ -211,6 +216,7 @@ ARGUMENT_SPEC = {
     "image_id": {"type": "str"},
     "model_manifest": {"type": "str"},
     "cache_directory": {"type": "path"},
+    "receipt": {"type": "dict"},
     "why": {"type": "str", "default": ""},
     "number": {"type": "int"},
     "keep": {"type": "int", "default": 10},
@@ -342,13 +348,29 @@ def _headed(instance, diff):
 
 def served(instance, params, check):
     """The current release serves; returns what the module returns."""
-    return _release.serve(instance, params["keep"], params["why"], check)
+    result = _release.serve(instance, params["keep"], params["why"], check)
+    text = json.dumps(params["receipt"], indent=2) + "\n"
+    if params["receipt"] is None or text == _release.read_text(instance.receipt):
+        return result
+    if not check:
+        _release.write(instance.receipt, text, 0o644)
+    return dict(result, changed=True)
 
 
 def restored(instance, params, check):
     """An earlier release is in use again; returns what the module returns."""
     result = _release.restore(instance, params["number"], params["why"], check)
     return dict(result, daemon_reload=result["restart"])
+
+
+def look_at_unit(module, instance, result):
+    """After failures in a row systemd starts a unit no more: then a new start is due although nothing changes."""
+    if module.params["state"] != "present" or module.params["root"] != "/" or result["restart"]:
+        return result
+    code, _output, _error = module.run_command(["systemctl", "is-failed", "--quiet", instance.unit])
+    if code:
+        return result
+    return dict(result, restart=True, reasons=result["reasons"] + ["the engine has failed and is down (restart)"])
 
 
 STATES = {"present": present, "served": served, "restored": restored}
@@ -373,7 +395,7 @@ def main():
     instance = _release.Instance(params["name"], params["root"])
     try:
         with contextlib.nullcontext() if check else _release.locked(instance):
-            result = STATES[params["state"]](instance, params, check)
+            result = look_at_unit(module, instance, STATES[params["state"]](instance, params, check))
     except _release.ReleaseError as error:
         module.fail_json(msg=str(error))
     except OSError as error:

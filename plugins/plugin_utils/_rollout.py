@@ -20,8 +20,8 @@ def rollout(hosts: Sequence[str], sizes: Sequence[Any], spans: Sequence[Sequence
     hosts: in the order of the inventory. sizes: of the batches, as in Ansible's `serial`: numbers of engines' homes (a
     host, or all the hosts that an engine spans) or percentages of them; the last is repeated. spans: the hosts of
     each engine that runs on several. Hosts that an engine spans, or that two engines chain together, share a batch.
-    Shape: {"hosts": [...], "serial": [hosts in each batch], "batches": [[...]]}; hosts are sorted by batch.
-    Raises BatchError.
+    Shape: {"hosts": [...], "serial": [hosts in each batch], "batches": [[...]], "batch_of": {host: index of its batch}};
+    hosts are sorted by batch. Raises BatchError.
     """
     homes = _homes(hosts, spans)
     batches = [[host for home in batch for host in home] for batch in _cut(homes, sizes)]
@@ -29,6 +29,7 @@ def rollout(hosts: Sequence[str], sizes: Sequence[Any], spans: Sequence[Sequence
         "hosts": [host for batch in batches for host in batch],
         "serial": [len(batch) for batch in batches],
         "batches": batches,
+        "batch_of": {host: index for index, batch in enumerate(batches) for host in batch},
     }
 
 

@@ -30,6 +30,7 @@ def test_an_engine_over_several_hosts_is_never_torn():
     result = rollout(["a", "b", "c", "d"], [1], [["a", "c"]])
     assert result["batches"] == [["a", "c"], ["b"], ["d"]]
     assert result["hosts"] == ["a", "c", "b", "d"]
+    assert result["batch_of"] == {"a": 0, "c": 0, "b": 1, "d": 2}
 
 
 def test_engines_that_share_a_host_stay_together():

@@ -533,3 +533,33 @@ def test_every_return_value_is_described(host):
     returned = host.present().keys() | host.served().keys() | host.restored().keys()
     assert returned - {"changed", "diff", "warnings"} <= described
     assert described <= returned
+
+
+def test_the_receipt_of_a_start_is_written_once_and_stays_without_a_new_one(host):
+    host.present()
+    first = {"measured": {"kv_tokens": 1000}}
+    assert host.call(state="served", receipt=first)["changed"] is True
+    assert host.call(state="served", receipt=first)["changed"] is False
+    assert host.call(state="served")["changed"] is False
+    assert json.loads((host.root / "var/lib/vllm/chat/receipt.json").read_text()) == first
+
+
+def test_check_mode_writes_no_receipt(host):
+    host.present()
+    host.call(state="served")
+    assert host.call(state="served", receipt={"measured": {}}, _ansible_check_mode=True)["changed"] is True
+    assert not (host.root / "var/lib/vllm/chat/receipt.json").exists()
+
+
+@pytest.mark.parametrize(("code", "restart"), [(0, True), (1, False)])
+def test_a_unit_that_failed_is_started_anew(host, code, restart):
+    class Module:
+        params = {"state": "present", "root": "/"}
+
+        def run_command(self, command):
+            assert command[-1] == "vllm-chat.service"
+            return code, "", ""
+
+    result = instance_release.look_at_unit(Module(), host.instance, {"restart": False, "reasons": []})
+    assert result["restart"] is restart
+    assert bool(result["reasons"]) is restart
