@@ -81,7 +81,7 @@ class ActionModule(ActionBase):
             return told
         place = self._place()
         outline = self._locally(place, lambda report: {"directory": place.outline(report)})["directory"]
-        return {**told, "checkpoint": checkpoints.describe(outline)}
+        return {**told, "checkpoint": {**checkpoints.describe(outline), "path": self._arguments["path"]}}
 
     def _from_controller(self) -> dict[str, Any]:
         place = self._place()

@@ -20,6 +20,8 @@ from ._checkpoint_location import locate
 from ._checkpoint_manifest import load_record, make_manifest, state_folder
 from ._job import JobError
 
+OUTLINE = ".outline"
+"""Ends the name of a directory with all of a checkpoint but its weights."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SCRIPT = inspect.getsource(_hub_script)
 """Read now: Ansible deletes the module's code when the module ends, and the job goes on."""
@@ -54,14 +56,14 @@ class Download:
         """Downloads what is missing; returns the manifest's record. Raises: JobError."""
         if not self.is_complete():
             self._run("download", self.directory, report)
-            shutil.rmtree(self.directory + ".outline", ignore_errors=True)
+            shutil.rmtree(self.directory + OUTLINE, ignore_errors=True)
         return make_manifest(self.directory, report, self.origin)
 
     def outline(self, report):
         """A directory to describe the checkpoint from, without its weights where they are not here yet."""
         if self.is_complete():
             return self.directory
-        outline = self.directory + ".outline"
+        outline = self.directory + OUTLINE
         marker = os.path.join(outline, ".complete")
         if not os.path.exists(marker):
             self._run("outline", outline, report)
@@ -108,9 +110,13 @@ class Download:
                 break
         for reader in readers:
             reader.join()
-        self._end(told, b"".join(errors).decode("utf-8", "replace"))
+        self._end(directory, told, b"".join(errors).decode("utf-8", "replace"))
 
-    def _end(self, told, errors):
+    def _end(self, directory, told, errors):
+        if "done" not in told:
+            with contextlib.suppress(OSError):
+                # Where nothing came, nothing stays.
+                os.rmdir(directory)
         if "error" in told:
             raise JobError(told["error"], told["next"])
         if "done" not in told:

@@ -16,6 +16,7 @@ long as the real ones but empty (sparse), which is what a description of the che
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import re
@@ -75,11 +76,7 @@ def huggingface(request):
 def _huggingface(hub, request):
     repository, revision = request["repository"], request["revision"]
     if not COMMIT.match(revision):
-        commit = hub.HfApi().model_info(repository, revision=revision).sha
-        raise HubError(
-            f"The revision {revision} of {repository} is a branch or a tag, which can change.",
-            f"It is this commit now; pin it: revision: {commit}",
-        )
+        raise _not_a_commit(repository, revision, f"revision: {_commit_of(hub, repository, revision)}")
     info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     skipped = not_wanted(list(sizes))
@@ -98,6 +95,20 @@ def _huggingface(hub, request):
             _write_shell(os.path.join(request["directory"], name), header.tensors, size)
         elif name.endswith(WEIGHTS):
             _write_sparse(os.path.join(request["directory"], name), b"\0", size)
+
+
+def _commit_of(hub, repository, revision):
+    try:
+        return hub.HfApi().model_info(repository, revision=revision).sha
+    except Exception:
+        return f"one from https://huggingface.co/{repository}/commits/main"
+
+
+def _not_a_commit(repository, revision, pin):
+    return HubError(
+        f"The revision {revision} of {repository} is a branch or a tag, which can change.",
+        f"Pin the commit that it is now: {pin}",
+    )
 
 
 def _refuse_full_disk(request, total):
@@ -143,8 +154,8 @@ def _huggingface_error(error, request):
     name, repository = type(error).__name__, request["repository"]
     place = f"https://huggingface.co/{repository}"
     known = {
-        "GatedRepoError": f"Accept its terms at {place}, and give a token of that account: vllm_model_token",
-        "RepositoryNotFoundError": f"Look at {place}: a private repository needs a token (vllm_model_token)",
+        "GatedRepoError": f"Accept its terms at {place}, and give a token of that account: vllm_model_hub_token",
+        "RepositoryNotFoundError": f"Look at {place}: a private repository needs a token (vllm_model_hub_token)",
         "RevisionNotFoundError": f"Take a commit from {place}/commits/main",
         "LocalEntryNotFoundError": "This place cannot reach the hub; HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy",
     }
@@ -170,15 +181,16 @@ def modelscope(request):
     repository, revision = request["repository"], request["revision"]
     place = f"https://modelscope.cn/models/{repository}"
     if not COMMIT.match(revision):
-        raise HubError(
-            f"The revision {revision} of {repository} is a branch or a tag, which can change.",
-            f"Pin a commit (40 hexadecimal digits) from {place}/files",
-        )
+        raise _not_a_commit(repository, revision, f"40 hexadecimal digits, from {place}/files")
     skipped = list(NEVER)
     if request["mode"] == "outline":
         skipped += ["*" + suffix for suffix in WEIGHTS]
+    options = {"revision": revision, "local_dir": request["directory"], "ignore_patterns": skipped}
+    # Releases that have no such option have no other way to a token than their own login.
+    if "token" in inspect.signature(snapshot_download).parameters:
+        options["token"] = os.environ.get("MODELSCOPE_API_TOKEN")
     try:
-        snapshot_download(repository, revision=revision, local_dir=request["directory"], ignore_patterns=skipped)
+        snapshot_download(repository, **options)
     except Exception as error:
         raise HubError(
             "{} at {} cannot be had from ModelScope: {}: {}".format(

@@ -250,11 +250,17 @@ class Task:
         return {"changed": restore(self.path), **self._facts()}
 
     def _described(self):
+        """The description says where the checkpoint will be, not where it was read."""
         if self._is_elsewhere():
-            here = checkpoints.is_pinned_here(self.path, self.source)
-            return {"changed": False, "checkpoint": checkpoints.describe(self.path) if here else None}
-        place = checkpoints.source_here(self.source, self.options["hub_python"], self.options["hub_token"])
-        return {"changed": False, "checkpoint": checkpoints.describe(place.outline(lambda progress: None))}
+            if not checkpoints.is_pinned_here(self.path, self.source):
+                return {"changed": False, "checkpoint": None}
+            directory = self.path
+        elif self.source.get("path") or self.source.get("repository"):
+            place = checkpoints.source_here(self.source, self.options["hub_python"], self.options["hub_token"])
+            directory = place.outline(lambda progress: None)
+        else:
+            directory = self.path
+        return {"changed": False, "checkpoint": dict(checkpoints.describe(directory), path=self.path)}
 
     def _is_elsewhere(self):
         return self.source.get("on", "host") != "host"
