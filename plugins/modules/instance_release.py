@@ -250,7 +250,7 @@ def present(instance, params, check):
         "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired if before["unit"]],
         "release": release["number"],
         "previous": release["previous"],
-        "diff": _headed(instance, changes["diff"]),
+        "diff": _headed(instance, changes),
     }
 
 
@@ -339,8 +339,10 @@ def _set_mode(path, mode):
     os.chmod(path, mode)
 
 
-def _headed(instance, diff):
-    return dict(diff, before_header=instance.unit + " (deployed)", after_header=instance.unit + " (wanted)")
+def _headed(instance, changes):
+    effect = "the engine is started anew" if changes["restart"] else "the engine runs on"
+    headers = {"before_header": f"{instance.unit} (deployed)", "after_header": f"{instance.unit} (wanted; {effect})"}
+    return dict(changes["diff"], **headers)
 
 
 # --- the module ---------------------------------------------------------------------------------------------------

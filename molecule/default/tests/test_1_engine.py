@@ -28,7 +28,8 @@ def test_the_unit_reads_as_one_docker_run(host):
     start = unit.index("ExecStart=/usr/bin/docker run")
     lines = [line.strip(" \\") for line in unit[start : unit.index("ExecStop=")].splitlines()]
     assert "vllm/vllm-openai:v0.32.0 /models/tiny-chat" in lines
-    assert "--ipc=host" in lines
+    assert "--shm-size 16g" in lines
+    assert "--cap-drop ALL" in lines
     assert "--env HF_HUB_OFFLINE=1" in lines
     assert "--volume /data/models/tiny-chat:/models/tiny-chat:ro" in lines
     assert "--env-file /etc/vllm/demo/engine.env" in lines
