@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from . import _boot_log_patterns as patterns
 from ._boot_log_lines import PROCESS, plain
+from ._redaction import redact
 
 _MAX_WARNINGS = 50
 _INTEGERS = (
@@ -78,13 +79,6 @@ def parse_boot_log(log):
     result = _combined(boot)
     result["starts"] = max(starts, 1 if boot.phase else 0)
     return result
-
-
-def redact(text):
-    """Returns ``text`` without the values of API keys, tokens and passwords."""
-    for pattern, replacement in patterns.SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def _lines(log):

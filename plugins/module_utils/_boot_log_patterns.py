@@ -267,17 +267,3 @@ WARNING = re.compile(r"\bWARNING\b:? (?:\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[[^\]]+\]
 
 # Names of layers and numbers: what differs in warnings of one kind.
 NAMES = re.compile(r"\w+(?:\.\w+)+|\d+")
-
-# Secrets that vLLM, Docker or a user may have put into a log.
-SECRETS = [
-    (
-        re.compile(
-            r"""(['"]?(?:api_key|hf_token|token|password)['"]?\s*[:=]\s*)(\[[^\]]*\]|'[^']*'|"[^"]*"|[^\s,}'"\[]+)"""
-        ),
-        r"\1***",
-    ),
-    (re.compile(r"(--(?:api-key|hf-token)[= ]+)\S+"), r"\1***"),
-    (re.compile(r"((?:VLLM_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*)\S+"), r"\1***"),
-    (re.compile(r"([Bb]earer )[\w.~+/-]+=*"), r"\1***"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), "hf_***"),
-]

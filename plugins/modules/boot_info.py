@@ -192,8 +192,9 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 
-from ..module_utils._boot_log import parse_boot_log, redact
+from ..module_utils._boot_log import parse_boot_log
 from ..module_utils._engine_unit import health_url, may_listen, phase_of, read_journal, read_unit
+from ..module_utils._redaction import redact
 
 
 def is_healthy(url, timeout):

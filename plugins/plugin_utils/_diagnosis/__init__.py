@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from .diagnose import diagnose
 from .ladder import ladder
+from .serving import diagnose_serving
 
-__all__ = ["diagnose", "ladder"]
+__all__ = ["diagnose", "diagnose_serving", "ladder"]

@@ -39,6 +39,11 @@ def propose(change: dict[str, Any] | None, groups: dict[str, str], context: dict
     return {"variable": variable, "from": change.get("from") if current is None else current, "to": change["to"]}
 
 
+def current_value(variable: str, context: dict[str, Any]) -> Any:
+    """The value of a variable of the instance, as far as context knows it; None where it does not."""
+    return _current(variable, {}, context)
+
+
 def _current(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Any:
     """The value now: from the line, the instance's pins, the plan, what vLLM logged, or the release's default."""
     if "from" in groups:

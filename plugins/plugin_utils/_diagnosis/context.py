@@ -13,22 +13,63 @@ Finding = dict[str, Any]
 
 _MEMORY_CLASSES = ("gpu_shared_free_memory", "oom_weights", "oom_kv_cache", "oom_runtime", "oom_cudagraph")
 _KILLED = 9
+# A difference of plan and log that may be the reason why memory is short.
+_NOTABLE_GIB = 0.5
+_COMPARED = {
+    "free memory": ("free_gib", "gpu_free_gib"),
+    "weights": ("weights_gib", "weights_gib"),
+    "activations": ("activation_gib", "activation_gib"),
+    "memory outside of PyTorch": ("non_torch_gib", "non_torch_gib"),
+}
 
 
 def sharpen(findings: list[Finding], context: dict[str, Any]) -> list[Finding]:
     """Returns the findings with what the context knows of their causes, and those that only the context knows."""
     told = [_with_facts(finding, context) for finding in findings]
-    killed = _killed(context)
-    return [killed, *told] if killed and all(finding["title"] != killed["title"] for finding in told) else told
+    # An engine that runs with an old driver has no trouble with it.
+    for known in (_old_driver(context) if told else None, _killed(context)):
+        if known and all((finding["class"], finding["title"]) != (known["class"], known["title"]) for finding in told):
+            told = _placed(known, told)
+    return told
+
+
+def _placed(known: Finding, findings: list[Finding]) -> list[Finding]:
+    """What the context knows comes before what the log only suggests, and behind what it proves."""
+    before = [finding for finding in findings if finding["confidence"] > known["confidence"]]
+    return [*before, known, *(finding for finding in findings if finding not in before)]
 
 
 def _with_facts(finding: Finding, context: dict[str, Any]) -> Finding:
     facts: list[str] = []
     if finding["class"] in _MEMORY_CLASSES:
-        facts = _holders(context)
+        facts = [*_plan_against_log(context), *_holders(context)]
     elif finding["class"] == "driver_cuda_mismatch":
         facts = _drivers(context)
     return {**finding, "explanation": " ".join([finding["explanation"], *facts])} if facts else finding
+
+
+def _plan_against_log(context: dict[str, Any]) -> list[str]:
+    """Where what vLLM measured is not what was planned. The tightest GPU of the plan counts."""
+    budget, measured = (context.get("plan") or {}).get("budget") or [], context.get("measured") or {}
+    told = []
+    for figure, (planned_name, name) in _COMPARED.items():
+        planned = [_figure(gpu.get(planned_name)) for gpu in budget]
+        values = [value for value in planned if value is not None]
+        seen = measured.get(name)
+        if not values or seen is None:
+            continue
+        expected = min(values) if name == "gpu_free_gib" else max(values)
+        difference = expected - seen if name == "gpu_free_gib" else seen - expected
+        if difference >= _NOTABLE_GIB:
+            told.append(f"Planned with {expected:.1f} GiB of {figure}, measured {seen:.1f}: {difference:.1f} GiB off.")
+    return told
+
+
+def _figure(value: Any) -> float | None:
+    """A figure of the budget is a number, or {"value", "low", "high", "source"}."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _holders(context: dict[str, Any]) -> list[str]:
@@ -54,6 +95,35 @@ def _drivers(context: dict[str, Any]) -> list[str]:
         for host in context.get("hosts") or []
         if host.get("driver_version") and _older(host["driver_version"], found.min_driver)
     ]
+
+
+def _old_driver(context: dict[str, Any]) -> Finding | None:
+    """A driver that is older than the image needs, whatever the log says of it."""
+    drivers = [
+        host
+        for host in context.get("hosts") or []
+        if (found := release_of(context))
+        and _older(host.get("driver_version") or "", found.min_driver_minor_version)
+    ]
+    if not drivers:
+        return None
+    return {
+        "class": "driver_cuda_mismatch",
+        "title": "The driver of the host is older than the image can run with",
+        "evidence": {
+            "line": f"{drivers[0].get('name', 'The host')}: driver {drivers[0]['driver_version']} (gpu_info)",
+            "line_number": 0,
+        },
+        "explanation": " ".join(
+            [
+                *_drivers(context),
+                "Update the driver of the host, or take an image of the same release with an older CUDA.",
+            ]
+        ),
+        "change": None,
+        "confidence": 0.6,
+        "reference": "https://docs.nvidia.com/deploy/cuda-compatibility/",
+    }
 
 
 def _older(version: str, than: str) -> bool:

@@ -46,6 +46,7 @@ _TROUBLE = re.compile(
     r"|problem|issue|how to|\bwhy\b|\bonly\b|\bno\b",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d+")
 _SERVES = re.compile(r"Application startup complete")
 _ENDS = next(pattern for phase, pattern in patterns.PHASES if phase == patterns.FAILED)
 
@@ -99,11 +100,12 @@ def _told(lines: list[Line], context: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _candidates(lines: list[Line], serves: bool) -> list[_Candidate]:
-    messages, broken = _messages(lines), _continued_messages(lines)
+    loud, all_messages, broken = _loud_messages(lines), _all_messages(lines), _continued_messages(lines)
     found = []
     for signature in signatures():
         if serves and not signature.while_serving:
             continue
+        messages = all_messages if signature.any_level else loud
         candidate = _first_match(signature, lines, messages) or _first_match(signature, lines, broken)
         if candidate:
             found.append(candidate)
@@ -148,12 +150,29 @@ def _match(signature: Signature, message: str) -> re.Match[str] | None:
     return None if signature.with_ and not signature.with_.search(message) else match
 
 
-def _messages(lines: list[Line]) -> dict[str, list[int]]:
-    """Where each message stands. Every rank writes the same traceback: it is enough to look at it once."""
+def _loud_messages(lines: list[Line]) -> dict[str, list[int]]:
+    """Where each message stands that may be a failure. Every rank writes the same one: one look at it is enough."""
     messages: dict[str, list[int]] = {}
     for index, line in enumerate(lines):
-        messages.setdefault(line.message, []).append(index)
+        if not line.harmless:
+            messages.setdefault(line.message, []).append(index)
     return messages
+
+
+def _all_messages(lines: list[Line]) -> dict[str, list[int]]:
+    """Where each message stands. An engine that serves logs the same with other figures for ever: one counts."""
+    messages: dict[str, list[int]] = {}
+    kinds: dict[str, str] = {}
+    for index, line in enumerate(lines):
+        message = line.message
+        if line.harmless:
+            message = kinds.setdefault(_NUMBER.sub(_zero_or_not, message), message)
+        messages.setdefault(message, []).append(index)
+    return messages
+
+
+def _zero_or_not(number: re.Match[str]) -> str:
+    return "0" if set(number.group()) == {"0"} else "9"
 
 
 def _continued_messages(lines: list[Line]) -> dict[str, list[int]]:
