@@ -158,11 +158,15 @@ def alike_cards(cards: Iterable[Card]) -> list[list[Card]]:
     return [list(several) for _key, several in itertools.groupby(cards, lambda card: _card_key(card)[1:])]
 
 
+def _planned(plans: Iterable[Plan]) -> set[str]:
+    return {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
+
+
 def unplanned(
     plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any]
 ) -> dict[str, str]:
     """Hosts without a plan, with the reason. failures: what Ansible returned for the task that failed, by host."""
-    planned = {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
+    planned = _planned(plans)
     reasons = {host: reason_of(failures[host]).removeprefix(f"{host}: ") for host in failures if host not in planned}
     for host, facts in hosts.items():
         if not facts and host not in planned:
@@ -174,7 +178,7 @@ def without_instance(
     plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]], failures: Mapping[str, Any]
 ) -> list[str]:
     """Hosts that were read and have no instance."""
-    planned = {host for plan in plans for host in (*hosts_of(plan), *map(str, plan.get("hosts") or ()))}
+    planned = _planned(plans)
     return [host for host, facts in hosts.items() if facts and host not in planned and host not in failures]
 
 
