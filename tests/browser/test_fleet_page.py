@@ -102,6 +102,21 @@ def test_every_text_can_be_read(browser: Browser, page: Path, scheme: str) -> No
     assert worst[0][0] >= 4.5, worst
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_not_understood_and_what_has_no_plan_can_be_read_too(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    plans, hosts = large_fleet(1)
+    unsure = [{**plan, "verdict": "unverified", "needs": ["start it and compare"]} for plan in plans]
+    page = write(tmp_path, unsure, hosts={**hosts, "gone": {}}, failures={"gone": {"msg": "no route"}})
+    browser.open(page, *DESKTOP, scheme)
+    browser.run(OPEN_ALL)
+    browser.screenshot(SCREENSHOTS / f"unverified-1280-{scheme}.png")
+    assert "? Unverified" in browser.run("document.querySelector('.chip.unverified').innerText")
+    worst = browser.run(CONTRASTS)
+    assert worst[0][0] >= 4.5, worst
+
+
 def test_light_and_dark_are_two(browser: Browser, page: Path) -> None:
     seen = []
     for scheme in ("light", "dark"):
