@@ -338,7 +338,7 @@ class Task:
     def _do(self, work):
         """Has the work done as a job, which outlives this module."""
         key = checkpoints.job_key("checkpoint", self.path)
-        job = attend(key, work, self.options["job"], self.options["wait"], state_folder("jobs"))
+        job = attend(key, work, self.options["job"], self.options["wait"], state_folder("jobs"), interval=0.2)
         if job["state"] == "failed":
             raise JobError(job["error"], job["next"])
         if job["state"] != "done":

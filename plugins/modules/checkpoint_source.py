@@ -124,7 +124,7 @@ def run(module):
 def outcome(module, place, work):
     """Has the work done as a job, which outlives this module."""
     key = checkpoints.job_key("checkpoint_source", place.directory)
-    job = attend(key, work, module.params["job"], module.params["wait"], state_folder("jobs"))
+    job = attend(key, work, module.params["job"], module.params["wait"], state_folder("jobs"), interval=0.2)
     if job["state"] == "failed":
         raise JobError(job["error"], job["next"])
     if job["state"] != "done":
