@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from .diagnose import diagnose
-from .ladder import ladder
+from .ladder import ladder, ladder_row
 from .serving import diagnose_serving
 
-__all__ = ["diagnose", "diagnose_serving", "ladder"]
+__all__ = ["diagnose", "diagnose_serving", "ladder", "ladder_row"]

@@ -202,6 +202,21 @@ def _release_with_architecture(variable: str, groups: dict[str, str], context: d
     return {"variable": variable, "from": image, "to": f"{image.rpartition(':')[0]}:v{fitting}"}
 
 
+def _triton_backend(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """Triton's kernels run on every card; where the pinned release has no such argument there is nothing to choose."""
+    found = release_of(context)
+    if found is not None and found.argument(variable.partition(".")[2]) is None:
+        return None
+    return {"variable": variable, "from": _current(variable, groups, context) or "auto", "to": "triton"}
+
+
+def _communication(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """Without vLLM's own all-reduce first, as that costs least; where it is off already, without P2P."""
+    if _current("engine_args.disable_custom_all_reduce", {}, context):
+        return {"variable": "environment.NCCL_P2P_DISABLE", "from": None, "to": "1"}
+    return {"variable": variable, "from": False, "to": True}
+
+
 def _unknown_here(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
     """The variable is known, its right value is not: no change is better than a guess."""
     return None
@@ -209,6 +224,7 @@ def _unknown_here(variable: str, groups: dict[str, str], context: dict[str, Any]
 
 _PROPOSALS: dict[str, _Proposal] = {
     "captured": _captured,
+    "communication": _communication,
     "dividing_tensor_parallel_size": _dividing_tensor_parallel_size,
     "double_pipeline_parallel": _double_pipeline_parallel,
     "double_tensor_parallel": _double_tensor_parallel,
@@ -223,6 +239,7 @@ _PROPOSALS: dict[str, _Proposal] = {
     "release_with_architecture": _release_with_architecture,
     "remove": _remove,
     "template_file": _unknown_here,
+    "triton_backend": _triton_backend,
     "utilization_of_free_memory": _utilization_of_free_memory,
     "without_argument": _without_argument,
 }

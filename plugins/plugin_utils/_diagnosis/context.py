@@ -102,8 +102,7 @@ def _old_driver(context: dict[str, Any]) -> Finding | None:
     drivers = [
         host
         for host in context.get("hosts") or []
-        if (found := release_of(context))
-        and _older(host.get("driver_version") or "", found.min_driver_minor_version)
+        if (found := release_of(context)) and _older(host.get("driver_version") or "", found.min_driver_minor_version)
     ]
     if not drivers:
         return None

@@ -32,6 +32,7 @@ class Signature:
     explanation: str
     reference: str
     change: dict[str, Any] | None
+    ladder: str | None
 
 
 @cache
@@ -75,6 +76,7 @@ def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
         explanation=fields["explanation"],
         reference=fields["reference"],
         change=fields.get("change"),
+        ladder=fields.get("ladder"),
     )
 
 

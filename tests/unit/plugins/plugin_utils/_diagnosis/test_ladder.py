@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis import diagnose, ladder
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis import diagnose, ladder, ladder_row
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.change import _PROPOSALS
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.ladder import _ladders
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.signatures import signatures
 
 NO_BLOCKS = "ValueError: No available memory for the cache blocks."
 TOO_LONG = (
@@ -129,3 +130,149 @@ def test_the_plan_says_what_hardware_is_needed():
     findings = diagnose("Failed to load model - not enough GPU memory")
     told = ladder(findings, {"plan": {"needs": ["2 GPUs of 80 GiB"]}, "hosts": gpus(1)})
     assert told["why"] == "No change helps. Needed: 2 GPUs of 80 GiB."
+
+
+def climb_engine(behaviour, pins, minutes=5.0, max_minutes=60.0, max_steps=8, **instance):
+    """Climbs as the role does: start, diagnose, one change, start again; the ledger and the verdict come back."""
+    ledger, changes, step = [], {}, None
+    while True:
+        line = behaviour(changes)
+        merged = {
+            "engine_args": {**pins, **{k[12:]: v for k, v in changes.items() if k.startswith("engine_args.")}},
+            "environment": {k[12:]: v for k, v in changes.items() if k.startswith("environment.")},
+        }
+        context = {"instance": {**merged, "image": "vllm/vllm-openai:v0.32.0", **instance}}
+        findings = diagnose(line, context) if line else []
+        if step:
+            ledger.append(ladder_row(step, "failed" if line else "serves", minutes, findings))
+        step = ladder(findings, context, ledger, max_steps, max_minutes, serves=line is None)
+        if step["verdict"] != "try":
+            return ledger, step
+        changes = step["changes"]
+
+
+OOM_GRAPHS = "Capturing CUDA graphs (decode, FULL):  40%|##| 14/35 [00:01]\ntorch.OutOfMemoryError: CUDA out of memory."
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+CUSTOM = "Failed: Cuda error custom_all_reduce.cuh:455 'invalid argument'"
+
+
+def test_it_ends_with_an_engine_that_serves():
+    ledger, told = climb_engine(
+        lambda changes: None if changes.get("engine_args.gpu_memory_utilization", 1) <= 0.8 else OOM_GRAPHS,
+        {"gpu_memory_utilization": 0.9},
+    )
+    assert [(row["from"], row["to"], row["outcome"], row["kept"]) for row in ledger] == [
+        (0.9, 0.85, "failed", True),
+        (0.85, 0.8, "serves", True),
+    ]
+    assert (told["verdict"], told["changes"]) == ("serves", {"engine_args.gpu_memory_utilization": 0.8})
+
+
+def test_a_switch_that_did_not_help_is_taken_back():
+    ledger, told = climb_engine(lambda changes: None if changes.get("environment.NCCL_P2P_DISABLE") else CUSTOM, {})
+    assert [(row["variable"], row["kept"]) for row in ledger] == [
+        ("engine_args.disable_custom_all_reduce", False),
+        ("environment.NCCL_P2P_DISABLE", True),
+    ]
+    assert told["changes"] == {"environment.NCCL_P2P_DISABLE": "1"}
+
+
+def test_a_switch_that_led_to_another_failure_stays():
+    def engine(changes):
+        if not changes.get("engine_args.disable_custom_all_reduce"):
+            return CUSTOM
+        return None if changes.get("engine_args.gpu_memory_utilization") == 0.85 else OOM_GRAPHS
+
+    ledger, told = climb_engine(engine, {"gpu_memory_utilization": 0.9})
+    assert [row["class"] for row in ledger] == ["custom_all_reduce", "oom_cudagraph"]
+    assert told["changes"] == {
+        "engine_args.disable_custom_all_reduce": True,
+        "engine_args.gpu_memory_utilization": 0.85,
+    }
+
+
+def test_a_probe_that_serves_is_taken_back_and_what_is_behind_it_is_looked_for():
+    ledger, told = climb_engine(
+        lambda changes: None if {"engine_args.enforce_eager", "engine_args.moe_backend"} & set(changes) else ILLEGAL, {}
+    )
+    assert [(row["variable"].partition(".")[2], row["outcome"], row["kept"]) for row in ledger] == [
+        ("enforce_eager", "serves", False),
+        ("VLLM_USE_DEEP_GEMM", "failed", False),
+        ("moe_backend", "serves", True),
+    ]
+    assert told["changes"] == {"engine_args.moe_backend": "triton"}
+
+
+def test_where_only_the_probe_serves_it_stays():
+    ledger, told = climb_engine(lambda changes: None if "engine_args.enforce_eager" in changes else ILLEGAL, {})
+    assert [row["variable"].partition(".")[2] for row in ledger] == [
+        "enforce_eager",
+        "VLLM_USE_DEEP_GEMM",
+        "moe_backend",
+        "linear_backend",
+        "VLLM_USE_FLASHINFER_SAMPLER",
+        "enforce_eager",
+    ]
+    assert ledger[-1]["kept"]
+    assert (told["verdict"], told["changes"]) == ("serves", {"engine_args.enforce_eager": True})
+
+
+def test_a_probe_that_fails_is_taken_back():
+    ledger, told = climb_engine(lambda changes: ILLEGAL, {})
+    assert not any(row["kept"] for row in ledger)
+    assert (told["verdict"], told["changes"]) == ("exhausted", {})
+
+
+def test_the_kernel_that_the_line_names_comes_first():
+    told = ladder(diagnose("RuntimeError: DeepGEMM fp8 kernel failed: CUDA error: unspecified launch failure"))
+    assert told["change"]["variable"] == "environment.VLLM_USE_DEEP_GEMM"
+
+
+def test_the_time_is_bounded():
+    ledger, told = climb_engine(lambda changes: NO_BLOCKS, {"gpu_memory_utilization": 0.5}, minutes=25, max_minutes=60)
+    assert len(ledger) == 3
+    assert (told["verdict"], told["minutes_left"], told["why"]) == ("exhausted", 0, "The 60 minutes are over.")
+
+
+def test_one_change_a_step_in_every_climb():
+    for line in (NO_BLOCKS, TOO_LONG, OOM_GRAPHS, ILLEGAL, CUSTOM):
+        pins = {
+            "gpu_memory_utilization": 0.8,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192,
+            "max_model_len": 8192,
+        }
+        ledger, told = climb_engine(lambda changes, line=line: line, pins, max_steps=20)
+        assert told["verdict"] == "exhausted"
+        assert [row["step"] for row in ledger] == list(range(1, len(ledger) + 1))
+
+
+@pytest.mark.parametrize(
+    ("log", "variable"),
+    [
+        ("CUDA out of memory occurred when warming up sampler with 256 dummy requests", "max_num_seqs"),
+        (
+            '  File "gpu_model_runner.py", line 5, in profile_run\ntorch.OutOfMemoryError: CUDA out of memory.',
+            "max_num_batched_tokens",
+        ),
+        (
+            "INFO:     Application startup complete.\nERROR EngineCore encountered a fatal error.\n"
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "gpu_memory_utilization",
+        ),
+    ],
+)
+def test_the_allocation_decides_the_first_rung(log, variable):
+    pins = {"gpu_memory_utilization": 0.9, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    context = {"instance": {"engine_args": pins}}
+    assert ladder(diagnose(log, context), context)["change"]["variable"] == f"engine_args.{variable}"
+
+
+def test_the_line_tells_what_is_needed_where_there_is_no_plan():
+    ledger, told = climb_engine(lambda changes: TOO_LONG, {"gpu_memory_utilization": 0.95}, max_steps=20)
+    assert told["needs"] == ["2.5 GiB more KV cache on each GPU: a larger GPU, or more of them"]
+
+
+def test_the_ladder_of_a_signature_exists():
+    for signature in signatures():
+        assert signature.ladder is None or signature.ladder in _ladders()
