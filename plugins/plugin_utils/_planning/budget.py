@@ -20,7 +20,7 @@ from .dimensions import Dimensions
 from .estimate import Estimate, remainder, total
 from .extras import Extras
 from .hosts import Gpu
-from .kv_cache import KVCacheLayout, kv_cache_layout
+from .kv_cache import KVCacheLayout, is_described, kv_cache_layout
 from .parallelism import Layout
 from .receipts import Receipt
 from .settings import Settings
@@ -35,7 +35,8 @@ class Model:
     shape: Dimensions
     release: Release
     generates: bool
-    unverified: bool
+    unverified: str
+    """What is not understood of its memory; empty where all is."""
     extras: Extras
     cache: dict[Any, Any]
     receipt: Receipt | None = None
@@ -79,6 +80,7 @@ class Model:
             settings.max_model_len,
             settings.max_num_batched_tokens,
             settings.dtype,
+            settings.cache,
         )
         return self._once(key, lambda: self._kv(layout, settings))
 
@@ -88,11 +90,12 @@ class Model:
             self.release,
             layout.tensor_parallel_size,
             layout.pipeline_parallel_size,
-            kv_cache_dtype=settings.kv_cache_dtype,
+            kv_cache_dtype=settings.kv_cache_dtype if is_described(settings.kv_cache_dtype) else "fp8",
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             dtype=settings.dtype,
+            **vars(settings.cache),
         )
 
     def terms(self, facts: overhead.Start) -> list[tuple[Estimate, Estimate, Estimate]]:
@@ -210,6 +213,9 @@ class Prediction:
         A draft model's layers keep a cache, too: what they take is not there for the model's.
         """
         share = self.model.shape.num_layers / (self.model.shape.num_layers + self.model.extras.draft_layers or 1)
+        if bound == "low" and self.model.unverified and self.settings.kv_cache_memory_bytes is not None:
+            # The bytes are certain then, but not how many tokens they hold.
+            share *= UNVERIFIED_POOL_SHARE
         return [
             int(share * max(0, min(getattr(budget.pool, bound) for budget in self.distinct if budget.stage == stage)))
             for stage in range(self.layout.pipeline_parallel_size)

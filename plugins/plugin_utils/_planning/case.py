@@ -23,6 +23,7 @@ from .errors import Faults, InstanceError, refused_pin
 from .estimate import GIB, MIB
 from .extras import read_extras
 from .hosts import Host, read_hosts
+from .kv_cache import is_described
 from .quantization import Precision, choose_precision
 from .receipts import read_receipt
 from .settings import CONTEXT_WITHOUT_WORKLOAD, Pins, Workload, read_pins, read_workload
@@ -208,6 +209,7 @@ def _case(
     cache = cache_of(checkpoint_name, release.version)
     shape = cache["shape"] = cache.get("shape") or dimensions(checkpoint)
     task = read_task(instance, checkpoint, pins)
+    precision = choose_precision(shape, checkpoint, hosts, release, pins)
     cards = list(dict.fromkeys(gpu.name for host in hosts for gpu in host.gpus))
     extras, extra_warnings = read_extras(checkpoint, pins)
     receipt, receipt_warnings = read_receipt(instance, release.version, cards)
@@ -216,7 +218,7 @@ def _case(
         shape=shape,
         release=release,
         generates=task not in POOLING_TASKS,
-        unverified=is_unverified(checkpoint),
+        unverified=not_understood(checkpoint, precision.kv_cache_dtype),
         extras=extras,
         cache=cache,
         receipt=receipt,
@@ -229,7 +231,7 @@ def _case(
         hosts=hosts,
         pins=pins,
         workload=workload,
-        precision=choose_precision(shape, checkpoint, hosts, release, pins),
+        precision=precision,
         task=task,
         shares_gpus=bool(instance.get("shares_gpus")),
         headroom_mib=headroom_mib,
@@ -342,9 +344,14 @@ def _headroom(instance: Mapping[str, Any], name: str) -> int | None:
     return number
 
 
-def is_unverified(checkpoint: Mapping[str, Any]) -> bool:
+def not_understood(checkpoint: Mapping[str, Any], kv_cache_dtype: str) -> str:
+    """What of an engine's memory the formulas do not explain; empty where they do."""
     names = checkpoint.get("architectures") or ()
-    return checkpoint.get("known") is False or any(str(name).startswith(UNVERIFIED_ARCHITECTURES) for name in names)
+    if checkpoint.get("known") is False or any(str(name).startswith(UNVERIFIED_ARCHITECTURES) for name in names):
+        return f"the memory of {checkpoint.get('model_type')}"
+    if not is_described(kv_cache_dtype):
+        return f"the KV cache of kv_cache_dtype {kv_cache_dtype}, counted as 8 bits a value,"
+    return ""
 
 
 def fingerprint(value: Any) -> str:

@@ -210,9 +210,7 @@ def warnings_of(case: Case, choice: Choice | None) -> list[str]:
     warnings += [f"{finding.get('title')}: {finding.get('next')}" for finding in checkpoint.get("findings") or ()]
     warnings += [*case.precision.warnings, *case.warnings]
     if case.model.unverified:
-        warnings.append(
-            f"unverified: the memory of {case.shape.model_type} is not understood; the low end is planned with"
-        )
+        warnings.append(f"unverified: {case.model.unverified} is not understood; the low end is planned with")
     if checkpoint.get("requires_trust_remote_code") and not case.trusts_remote_code:
         warnings.append(
             "the checkpoint brings Python code; if vLLM asks for it, read the code and set trust_remote_code: true"

@@ -38,6 +38,12 @@ KV_DTYPE_BYTES = {
 }
 """Bytes per value by ``--kv-cache-dtype``; nvfp4 has one byte of scale for 16 values."""
 
+
+def is_described(kv_cache_dtype: str) -> bool:
+    """Whether the bytes of that cache are known; releases take more kinds than were looked at."""
+    return kv_cache_dtype == "auto" or kv_cache_dtype in KV_DTYPE_BYTES
+
+
 SPARSE_MLA_FP8_BYTES = 656
 """A token's latent vector in the fp8_ds_mla format of sparse attention: 512 B, 16 B of scales, 128 B of rotary part."""
 

@@ -16,7 +16,7 @@ from .case import Case, Goal
 from .estimate import MIB
 from .hosts import Gpu
 from .parallelism import Layout, layouts
-from .settings import Pins, Settings
+from .settings import Pins, Settings, cache_switches
 
 UTILIZATION_STEP = 0.01
 UTILIZATION_MOST = 0.98
@@ -175,6 +175,7 @@ def base_settings(case: Case, layout: Layout, goal: Goal, sequences: int, tokens
         decode_context_parallel_size=pins.integer("decode_context_parallel_size") or 1,
         cpu_offload_bytes=int((pins.number("cpu_offload_gb") or 0) * 2**30),
         num_gpu_blocks_override=pins.integer("num_gpu_blocks_override"),
+        cache=cache_switches(pins),
     )
 
 

@@ -49,6 +49,17 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class CacheSwitches:
+    """The pins that only the layout of the KV cache depends on, by the names of kv_cache_layout()."""
+
+    enable_prefix_caching: bool | None
+    disable_hybrid_kv_cache_manager: bool
+    num_speculative_tokens: int
+    async_scheduling: bool
+    mamba_ssm_cache_dtype: str | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """One start of the engine in vLLM's own names; None where vLLM's default is something that it finds at start."""
 
@@ -67,6 +78,7 @@ class Settings:
     decode_context_parallel_size: int
     cpu_offload_bytes: int
     num_gpu_blocks_override: int | None
+    cache: CacheSwitches
 
 
 def human_integer(value: object) -> int:
@@ -160,6 +172,17 @@ def typed(argument: Argument | None, value: Any) -> Any:
     if argument.type in WHOLE_NUMBERS and re.fullmatch(r"[+-]?\d+", text):
         return int(text)
     return float(text) if argument.type == "float" and text not in SPECIAL_VALUES else value
+
+
+def cache_switches(pins: Pins) -> CacheSwitches:
+    """The pins that change what a request keeps in the cache."""
+    return CacheSwitches(
+        enable_prefix_caching=pins.flag("enable_prefix_caching"),
+        disable_hybrid_kv_cache_manager=bool(pins.flag("disable_hybrid_kv_cache_manager")),
+        num_speculative_tokens=int((pins.mapping("speculative_config") or {}).get("num_speculative_tokens") or 0),
+        async_scheduling=pins.flag("async_scheduling") is not False,
+        mamba_ssm_cache_dtype=pins.text("mamba_ssm_cache_dtype"),
+    )
 
 
 def forced_names(instance: Mapping[str, Any]) -> set[str]:

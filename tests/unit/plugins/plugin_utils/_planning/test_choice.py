@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from planning_examples import argument, checkpoint, gpu, host, hosts, instance
 
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import release as find_release
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan, plan_instances
 
 WORKLOAD = {"context": 8192, "sequences": 4}
@@ -226,3 +227,20 @@ def test_experts_that_the_engines_do_not_divide_are_refused():
     planned = plan(instance("Mixtral-8x7B", engine_args=pins), hosts(8))
     assert planned["verdict"] == "unsupported"
     assert any("expert width 14336 is not divisible by 3" in need for need in planned["needs"])
+
+
+def test_a_pool_in_bytes_of_what_is_not_understood_holds_fewer_tokens_for_sure():
+    planned = plan(strange(engine_args={"kv_cache_memory_bytes": 2**33, "max_model_len": 8192}), hosts())
+    assert planned["verdict"] == "unverified"
+    assert planned["kv"]["tokens_low"] < 0.7 * planned["kv"]["tokens"]
+
+
+def test_every_kv_cache_dtype_that_a_release_takes_can_be_planned():
+    release = find_release("0.33.0")
+    values = release.argument("kv_cache_dtype").values
+    assert len(values) > 5
+    for name in values:
+        planned = plan(instance(release="0.33.0", engine_args={"kv_cache_dtype": name, "max_model_len": 8192}), hosts())
+        assert planned["verdict"] in ("fits", "unverified", "unsupported"), name
+        if planned["verdict"] == "unverified":
+            assert any(f"kv_cache_dtype {name}" in warning for warning in planned["warnings"])

@@ -124,11 +124,47 @@ def test_mtp_of_the_checkpoint_takes_its_weights_and_a_layer_of_cache():
     assert not any("draft model" in warning for warning in assisted["warnings"])
 
 
+HYBRID = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M*M-",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 131072,
+    "max_position_embeddings": 32768,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "torch_dtype": "bfloat16",
+}
+
+
+def cache_of(config, release="0.24.0", **pins):
+    engine = {**instance(release=release, engine_args={**PINS, **pins}), "checkpoint": describe_config(config)}
+    return plan(engine, hosts())["kv"]
+
+
 def test_prefix_caching_keeps_states_of_hybrid_models_and_costs_others_nothing():
-    on, off = (
-        plan(instance(engine_args={**PINS, "enable_prefix_caching": switch}), hosts())["kv"] for switch in (True, False)
-    )
-    assert on == off
+    hybrid = [cache_of(HYBRID, enable_prefix_caching=switch)["max_concurrency"] for switch in (True, False)]
+    assert hybrid[0] < hybrid[1]
+    dense = [cache_of(CONFIGS["Qwen3-8B"], enable_prefix_caching=switch) for switch in (True, False)]
+    assert dense[0] == dense[1]
+
+
+def test_states_of_speculative_tokens_are_kept_too():
+    ngram = {"method": "ngram", "num_speculative_tokens": 4}
+    assert cache_of(HYBRID, speculative_config=ngram)["max_concurrency"] < cache_of(HYBRID)["max_concurrency"]
+
+
+def test_smaller_states_leave_room():
+    narrow = cache_of(HYBRID, mamba_ssm_cache_dtype="bfloat16")["max_concurrency"]
+    assert narrow > cache_of(HYBRID, mamba_ssm_cache_dtype="float32")["max_concurrency"]
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
