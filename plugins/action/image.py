@@ -28,7 +28,9 @@ class ActionModule(ActionBase):
         self._task_vars = task_vars or {}
         self._host = str(self._task_vars.get("inventory_hostname", "host"))
         arguments = self._localized(dict(self._task.args))
-        follower = Follower(self, _MODULE, self._task_vars, f"image {arguments.get('name')}")
+        # The digest would take the room of the figures.
+        subject = "image " + str(arguments.get("name")).partition("@")[0]
+        follower = Follower(self, _MODULE, self._task_vars, subject)
         told = follower.follow(arguments)
         diff = follower.first.get("diff")
         if told.get("transfer") == "controller":

@@ -23,7 +23,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         host = self._task.delegate_to or variables.get("inventory_hostname", "host")
-        subject = f"image {self._task.args.get('name')} from {host}"
+        subject = f"image {str(self._task.args.get('name')).partition('@')[0]} from {host}"
         told = Follower(self, _MODULE, variables, subject).follow(dict(self._task.args))
         if told.get("failed"):
             advice = f" Next, on {host}: {told['next']}" if told.get("next") else ""

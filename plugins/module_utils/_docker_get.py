@@ -10,6 +10,7 @@ goes wrong, engines that run go on serving, and a restart of theirs finds the im
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -25,8 +26,10 @@ from ._job import JobError
 
 _BLOCK = 1 << 20
 _MANIFEST_SECONDS = 40
-# Waits before a pull that broke off is tried again. The engine keeps the layers that it has.
+# Waits before a pull that broke off is tried again. The engine keeps the layers that it has. A registry that never gave
+# a byte is asked less often.
 _PAUSES_SECONDS = (2, 4, 8, 16, 32)
+_TRIES_WITHOUT_A_BYTE = 2
 _TRANSIENT = re.compile(
     r"timeout|timed out|connection reset|connection refused|unexpected EOF|\bEOF\b|broken pipe|handshake|"
     r"temporary failure|server misbehaving|\b50[0-9]\b|connection to the Docker engine ended|No Docker engine answers",
@@ -134,7 +137,8 @@ def _pull_patiently(engine, wanted, progress):
             return
         except DockerError as error:
             failures = failures + 1 if progress.done_bytes <= known else 1
-            if not _TRANSIENT.search(str(error)) or failures > len(_PAUSES_SECONDS):
+            allowed = len(_PAUSES_SECONDS) if progress.done_bytes else _TRIES_WITHOUT_A_BYTE
+            if not _TRANSIENT.search(str(error)) or failures > allowed:
                 raise
             progress.interrupted()
             time.sleep(_PAUSES_SECONDS[failures - 1])
@@ -225,8 +229,16 @@ def layer_sizes(manifests, info):
 
 
 def _is_insecure(info, registry):
-    known = ((info.get("RegistryConfig") or {}).get("IndexConfigs") or {}).get(registry)
-    return known is not None and not known.get("Secure", True)
+    """Whether the engine speaks HTTP with the registry, too: it is told so, or has an address for which it was."""
+    config = info.get("RegistryConfig") or {}
+    known = (config.get("IndexConfigs") or {}).get(registry)
+    if known is not None:
+        return not known.get("Secure", True)
+    try:
+        address = ipaddress.ip_address(registry.rpartition(":")[0].strip("[]") or registry)
+    except ValueError:
+        return registry.partition(":")[0] == "localhost"
+    return any(address in ipaddress.ip_network(network) for network in config.get("InsecureRegistryCIDRs") or [])
 
 
 # --- archive

@@ -35,6 +35,10 @@ options:
     description:
       - File on this host that C(docker save) made. Without it, the image is taken from Docker.
     type: path
+  id:
+    description:
+      - Image ID that the image in O(archive) must have.
+    type: str
   state:
     description:
       - V(absent) ends it and removes the archive that was made for it.
@@ -122,6 +126,7 @@ def main():
         argument_spec={
             "name": {"type": "str", "required": True},
             "archive": {"type": "path"},
+            "id": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "addresses": {"type": "list", "elements": "str", "default": []},
             "port": {"type": "int", "default": 0},
@@ -206,7 +211,7 @@ def _hand_out(params, reference, path, is_made_for_it):
         compressed = archives.compression(path)
     except OSError as error:
         raise jobs.JobError(f"{path} cannot be read: {error.strerror}.", f"ls -l {path}") from error
-    content = None if compressed else getting.choose(path, archives.read_archive(path), reference)
+    content = None if compressed else getting.choose(path, archives.read_archive(path), reference, params["id"])
     addresses = params["addresses"] or transfer.addresses()
     offer = transfer.serve({cache.OFFERED: path}, addresses, params["port"])
     name = os.path.basename(path)[: -len(".tar")] if is_made_for_it else os.path.basename(path)
