@@ -184,7 +184,7 @@ def begin_push(path, wanted):
 
 
 def append(path, wanted, name, offset, piece):
-    """Adds a piece of a file that the controller has brought, unless another run has brought it meanwhile."""
+    """Adds a piece of a file that the controller has brought; False where another run has brought it meanwhile."""
     copy = Copy(path, wanted)
     entry = next(entry for entry in wanted["files"] if entry["path"] == name)
     if copy.have_bytes(entry) != offset:
@@ -194,6 +194,9 @@ def append(path, wanted, name, offset, piece):
             writing.write(reading.read())
         os.unlink(piece)
         return True
+    except FileNotFoundError:
+        # The other run has finished: what was partial is in its place.
+        return False
     except OSError as error:
         raise of_the_disk(error, copy) from None
 
