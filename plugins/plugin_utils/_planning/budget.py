@@ -100,8 +100,7 @@ class Model:
 
     def terms(self, facts: overhead.Start) -> list[tuple[Estimate, Estimate, Estimate]]:
         """Activation, non-torch and CUDA graphs on a GPU of each pipeline stage."""
-        stages = range(facts.pipeline_parallel_size)
-        return self._once(("terms", facts), lambda: [_stage_terms(self, facts, stage) for stage in stages])
+        return self._once(("terms", facts), lambda: _terms(self, facts))
 
     def least_weights(self, layout: Layout, settings: Settings) -> float:
         """Bytes that the fullest GPU holds at least, without dividing the model: an equal share of the whole."""
@@ -299,6 +298,13 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
             )
         budgets.append(replace(alike[stage, gpu.total_bytes], gpu=gpu))
     return Prediction(model, layout, settings, run, tuple(budgets))
+
+
+def _terms(model: Model, facts: overhead.Start) -> list[tuple[Estimate, Estimate, Estimate]]:
+    """Of each stage: those before the last have equal ones."""
+    last = facts.pipeline_parallel_size - 1
+    before = [_stage_terms(model, facts, 0)] * last if last else []
+    return [*before, _stage_terms(model, facts, last)]
 
 
 def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estimate, Estimate, Estimate]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from .search import (
     batch_limits,
     choose_settings,
     has_room,
+    keeps_promise,
     lacks_room,
     longest_context,
     predict,
@@ -257,38 +259,39 @@ def _no_layout(case: Case) -> str:
 
 
 def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
-    """The fewest cards of the best kind here that keep every promise: on one host, then as stages over several."""
+    """The fewest cards of the best kind here that keep every promise: on one host, then in stages (by halving)."""
     largest = max((gpu for host in case.hosts for gpu in host.gpus), key=lambda gpu: gpu.free_bytes)
-    per_host = max(GPUS_OF_A_HOST, *(len(host.gpus) for host in case.hosts))
+    per_host = max(GPUS_OF_A_HOST, *(len(host.gpus) for host in case.hosts)) // case.engines_here
     expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
-    pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
-    for tensor, stages in _sizes_to_imagine(case, per_host, expert_parallel):
+    powers = [2**power for power in range(per_host.bit_length()) if 2**power <= per_host]
+    tensors = [size for size in powers if not division_faults(case.shape, size, expert_parallel, case.engines)] or [1]
+
+    def keeps_all(tensor: int, stages: int) -> bool:
         size = tensor * stages * case.engines_here
-        if size <= choice.start.layout.size:
-            continue
         gpus = tuple(_copy(largest, rank % tensor, rank // tensor) for rank in range(size))
         imagined = Layout(tensor, stages, gpus, case.engines_here)
-        if not lacks_room(case, imagined) and not choose_settings(case, imagined).reduced:
-            yield _imagined_gpus(largest.name, tensor, stages) + (" in place of the pinned sizes" if pinned else "")
-            return
+        more = size > choice.start.layout.size
+        return more and not lacks_room(case, imagined) and keeps_promise(case, imagined)
+
+    found = next(((tensor, 1) for tensor in tensors if keeps_all(tensor, 1)), None)
+    if found is None:
+        counts = range(2, min(MOST_GPUS // tensors[-1], case.shape.num_layers or 1) + 1)
+        first = bisect.bisect_left(counts, True, key=lambda stages: keeps_all(tensors[-1], stages))
+        found = (tensors[-1], counts[first]) if first < len(counts) else None
+    if found:
+        pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+        yield _imagined_gpus(case, largest.name, *found, per_host) + (" in place of the pinned sizes" if pinned else "")
 
 
-def _sizes_to_imagine(case: Case, per_host: int, expert_parallel: bool) -> Iterator[tuple[int, int]]:
-    """(tensor, pipeline): powers of two within a host, then the largest of them on each of several hosts."""
-    powers = [2**power for power in range(1, per_host.bit_length()) if 2**power <= per_host]
-    tensors = [size for size in powers if not division_faults(case.shape, size, expert_parallel, case.engines)]
-    yield from ((size, 1) for size in tensors)
-    most = max(tensors, default=1)
-    yield from ((most, hosts) for hosts in range(2, min(MOST_GPUS // most, case.shape.num_layers or 1) + 1))
-
-
-def _imagined_gpus(name: str, tensor: int, stages: int) -> str:
-    if stages == 1:
-        return f"{tensor} GPUs like {name} on one host (tensor_parallel_size {tensor})"
-    each = _count(tensor, "GPU")
-    return (
-        f"{stages} hosts with {each} like {name} each (tensor_parallel_size {tensor}, pipeline_parallel_size {stages})"
-    )
+def _imagined_gpus(case: Case, name: str, tensor: int, stages: int, per_host: int) -> str:
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": stages}
+    said = ", ".join(f"{size} {number}" for size, number in sizes.items() if number > 1)
+    gpus = _count(tensor * stages * case.engines_here, "GPU")
+    if tensor * stages <= per_host:
+        return f"{gpus} like {name} on one host ({said})"
+    if tensor == 1:
+        return f"{gpus} like {name} over {-(-stages // per_host)} hosts ({said})"
+    return f"{stages} hosts with {_count(tensor * case.engines_here, 'GPU')} like {name} each ({said})"
 
 
 def _copy(gpu: Gpu, index: int, host: int) -> Gpu:

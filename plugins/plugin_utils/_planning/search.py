@@ -96,18 +96,25 @@ def choose_settings(case: Case, layout: Layout) -> Choice:
     """The settings of a layout: the release's batch limits first, smaller ones where only they make room."""
     goal = case.goal
     limits = list(batch_limits(case, layout, goal))
-
-    def attempt(sequences: int, tokens: int) -> Prediction:
-        return with_memory(case, layout, base_settings(case, layout, goal, sequences, tokens), goal)
-
-    smallest = attempt(*limits[-1])
+    smallest = attempt(case, layout, *limits[-1])
     if not keeps(case, smallest, goal):
         return _reduce(case, smallest, goal)
     # The smallest batch fits: take the largest that does.
-    candidates = (attempt(*limit) for limit in limits)
+    candidates = (attempt(case, layout, *limit) for limit in limits)
     found = next(candidate for candidate in candidates if keeps(case, candidate, goal))
     trimmed = _trim_sequences(case, found, goal)
     return Choice(trimmed, goal, reduced=False, fits=True, trimmed=trimmed is not found)
+
+
+def attempt(case: Case, layout: Layout, sequences: int, tokens: int) -> Prediction:
+    """A start with that batch, its memory limit chosen for the whole promise."""
+    return with_memory(case, layout, base_settings(case, layout, case.goal, sequences, tokens), case.goal)
+
+
+def keeps_promise(case: Case, layout: Layout) -> bool:
+    """Whether a layout keeps the whole promise, with the smallest batch if need be."""
+    smallest = list(batch_limits(case, layout, case.goal))[-1]
+    return keeps(case, attempt(case, layout, *smallest), case.goal)
 
 
 def keeps(case: Case, candidate: Prediction, goal: Goal) -> bool:

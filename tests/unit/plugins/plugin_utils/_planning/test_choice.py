@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import pytest
-from planning_examples import argument, checkpoint, gpu, host, hosts, instance
+from planning_examples import CONFIGS, argument, checkpoint, gpu, host, hosts, instance
 
+from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._catalogue import release as find_release
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan, plan_instances
 
@@ -244,3 +245,21 @@ def test_every_kv_cache_dtype_that_a_release_takes_can_be_planned():
         assert planned["verdict"] in ("fits", "unverified", "unsupported"), name
         if planned["verdict"] == "unverified":
             assert any(f"kv_cache_dtype {name}" in warning for warning in planned["warnings"])
+
+
+def test_a_model_that_no_number_divides_needs_stages_that_do_fit():
+    config = {**CONFIGS["Llama-3.1-70B"], "num_attention_heads": 61, "num_key_value_heads": 61, "head_dim": 128}
+    wanted = {**instance(workload=WORKLOAD), "checkpoint": describe_config(config)}
+    lacking = plan(wanted, hosts(1))
+    count = int(lacking["needs"][0].split()[0])
+    assert lacking["needs"][0].endswith(f"on one host (pipeline_parallel_size {count})")
+    assert plan(wanted, hosts(count))["verdict"] == "fits"
+    assert plan(wanted, hosts(count - 1))["verdict"] != "fits"
+
+
+def test_cards_for_several_engines_are_counted_for_all_of_them():
+    pins = {"data_parallel_size": 2}
+    lacking = plan(instance("Llama-3.1-70B", engine_args=pins, workload=WORKLOAD), hosts(2))
+    assert lacking["verdict"] == "does_not_fit"
+    assert lacking["needs"][0].startswith("4 GPUs like")
+    assert plan(instance("Llama-3.1-70B", engine_args=pins, workload=WORKLOAD), hosts(4))["verdict"] == "fits"
