@@ -46,8 +46,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(step), C(class), C(variable), C(from), C(to), C(why) and C(probe) of the step; C(outcome), C(minutes), C(finding)
-      (what went wrong then, or none) and C(kept), which says whether the change stays in the next start.
+    - C(step), C(class), C(variable), C(from), C(to), C(why) and C(probe) of the step; C(outcome), C(minutes),
+      C(finding) (what went wrong then, or none) and C(kept), which says whether the change stays in the next start.
   type: dict
 """
 

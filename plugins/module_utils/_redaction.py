@@ -21,7 +21,20 @@ _NAME = (
     r"|private[_-]?key|credentials?)|[\w-]*(?:hf|hub|auth|access|api|bearer|refresh|session|git\w*|registry|personal)"
     r"[_-]?tokens?|(?<![\w-])token)"
 )
-_VALUE = r"""(?:\[[^\]]*\]|'[^']*'|"[^"]*"|[^\s,;&}'"\[\])]+)"""
+_VALUE = r"""(?P<value>\[[^\]]*\]|'[^']*'|"(?:[^"\\]|\\.)*"|[^\s,;&}'"\[\])]+)"""
+
+
+def _hidden(match):
+    """The match with its value hidden in the same quotes: what was JSON is JSON."""
+    before, value = match.group(1), match.group("value")
+    if value[0] in "'\"":
+        return before + value[0] + HIDDEN + value[0]
+    if value[0] == "[":
+        quote = "'" if "'" in value else '"'
+        return before + "[" + quote + HIDDEN + quote + "]"
+    return before + ('"' + HIDDEN + '"' if re.search(r'":\s*\Z', before) else HIDDEN)
+
+
 _PATTERNS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -41,9 +54,9 @@ _PATTERNS = [
         ),
         # options, environment, dictionaries
         # `vllm serve --api-key` takes as many words as there are before the next option
-        (r"(?i)(--api-key(?:=|[ \t]+))" + _VALUE + r"(?:[ \t]+(?!-)\S+)*", r"\1" + HIDDEN),
-        (r"(?i)(--" + _NAME + r"(?:=|\s+))" + _VALUE, r"\1" + HIDDEN),
-        (r"(?i)(['\"]?" + _NAME + r"['\"]?\s*[:=]\s*)(?!None\b|null\b|true\b|false\b)" + _VALUE, r"\1" + HIDDEN),
+        (r"(?i)(--api-key(?:=|[ \t]+))" + _VALUE + r"(?:[ \t]+(?!-)\S+)*", _hidden),
+        (r"(?i)(--" + _NAME + r"(?:=|\s+|['\"]\s*,\s*))" + _VALUE, _hidden),
+        (r"(?i)(['\"]?" + _NAME + r"['\"]?\s*[:=]\s*)(?!None\b|null\b|true\b|false\b)" + _VALUE, _hidden),
         # shapes: Hugging Face, OpenAI, GitHub, GitLab, NVIDIA, AWS, JSON web tokens
         (
             r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|nvapi-[\w-]{16,}"

@@ -6,7 +6,17 @@
 from __future__ import annotations
 
 from .diagnose import diagnose
+from .evidence import diagnose_evidence, diagnose_log
 from .ladder import ladder, ladder_row
+from .report import explain_diagnoses
 from .serving import diagnose_serving
 
-__all__ = ["diagnose", "diagnose_serving", "ladder", "ladder_row"]
+__all__ = [
+    "diagnose",
+    "diagnose_evidence",
+    "diagnose_log",
+    "diagnose_serving",
+    "explain_diagnoses",
+    "ladder",
+    "ladder_row",
+]

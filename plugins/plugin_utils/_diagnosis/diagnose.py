@@ -77,13 +77,21 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     read = read_lines(log)
     lines, serves = _relevant(read)
     candidates = _weighed(_candidates(lines, serves), lines)
-    best: dict[str, _Candidate] = {}
-    for candidate in sorted(candidates, key=_Candidate.rank):
-        best.setdefault(candidate.signature.failure_class, candidate)
-    findings = [_finding(candidate, known) for candidate in best.values()]
+    findings = [_finding(candidate, known) for candidate in _best(candidates)]
     if not findings and not serves:
         findings = _told(read, known) or _unknown(lines)
     return sharpen(findings, known)
+
+
+def _best(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Each class once, and of a line only what it says most clearly: a line proves one cause."""
+    best: dict[str, _Candidate] = {}
+    lines: set[int] = set()
+    for candidate in sorted(candidates, key=_Candidate.rank):
+        if candidate.signature.failure_class not in best and candidate.line.number not in lines:
+            best[candidate.signature.failure_class] = candidate
+            lines.add(candidate.line.number)
+    return list(best.values())
 
 
 def _told(lines: list[Line], context: dict[str, Any]) -> list[dict[str, Any]]:

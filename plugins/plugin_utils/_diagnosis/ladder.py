@@ -65,8 +65,8 @@ def ladder(
     """Returns the next single change to try after a start.
 
     findings: what diagnose told of the last start; serves: whether that start serves. context: as for diagnose; the
-    pins of its instance, or its plan, are what the last start ran with. ledger: the rows of this climb, oldest first, each
-    {"variable", "from", "to"} and, from ladder_row, {"class", "probe", "outcome", "kept", "minutes"}.
+    pins of its instance, or its plan, are what the last start ran with. ledger: the rows of this climb, oldest first,
+    each {"variable", "from", "to"} and, from ladder_row, {"class", "probe", "outcome", "kept", "minutes"}.
     Returns {"class", "change": {"variable", "from", "to"} or None, "why", "probe", "step", "steps_left",
     "minutes_left", "changes": every change that the next start has, by variable, "needs": hardware that would help,
     "verdict"}.
