@@ -101,7 +101,8 @@ class Download:
         ]
         for reader in readers:
             reader.start()
-        with process.stdin:
+        # One that is killed at once does not read it; how it ended tells why.
+        with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(_SCRIPT.encode("utf-8"))
         while True:
             report({"phase": "downloading", "done_bytes": _bytes_in(directory), "total_bytes": told["total_bytes"]})
