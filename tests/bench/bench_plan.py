@@ -128,7 +128,8 @@ def main() -> int:
         ("671B of experts, which does not fit", instance(LATENT, 64)),
     ):
         first = seconds(lambda: plan(wanted, fleet[:1]))  # noqa: B023
-        taken = seconds(lambda: [plan(wanted, [there]) for there in fleet])  # noqa: B023
+        # The lesser of two: what else runs on the machine takes caches and clock from this.
+        taken = min(seconds(lambda: [plan(wanted, [there]) for there in fleet]) for _run in range(2))  # noqa: B023
         single = min(seconds(lambda: plan(wanted, fleet[:1])) for _run in range(20))  # noqa: B023
         print(
             f"bench_plan: {title}: {HOSTS} hosts x {GPUS} GPUs in {taken:.2f} s, one plan in {single * 1000:.2f} ms, "

@@ -102,6 +102,10 @@ class Model:
         """Activation, non-torch and CUDA graphs on a GPU of each pipeline stage."""
         return self._once(("terms", facts), lambda: _terms(self, facts))
 
+    def graphs_leave_pool(self, facts: overhead.Start) -> bool:
+        """Whether the estimate of the CUDA graphs is taken off the KV pool."""
+        return self._once(("graphs", facts), lambda: overhead.graphs_leave_pool(self.shape, facts))
+
     def least_weights(self, layout: Layout, settings: Settings) -> float:
         """Bytes that the fullest GPU holds at least, without dividing the model: an equal share of the whole."""
         alone = replace(layout, tensor_parallel_size=1, pipeline_parallel_size=1)
@@ -177,6 +181,10 @@ class GpuBudget:
         }
 
 
+Kind = tuple[int, int, int]
+"""Pipeline stage, total and free bytes: all that the budgets of the GPUs of one start differ by."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One layout with its settings: the budget of each GPU and the KV cache that follows."""
@@ -185,26 +193,30 @@ class Prediction:
     layout: Layout
     settings: Settings
     run: Mapping[str, Any]
-    budgets: tuple[GpuBudget, ...]
+    kinds: Mapping[Kind, GpuBudget]
 
     @cached_property
     def kv(self) -> KVCacheLayout:
         return self.model.kv(self.layout, self.settings)
 
-    @cached_property
+    @property
     def distinct(self) -> tuple[GpuBudget, ...]:
         """One budget of each kind: GPUs of one size, equally free, on one stage have equal ones."""
-        kinds = {(item.stage, item.gpu.total_bytes, item.gpu.free_bytes): item for item in reversed(self.budgets)}
-        return tuple(kinds.values())
+        return tuple(self.kinds.values())
+
+    @cached_property
+    def budgets(self) -> tuple[GpuBudget, ...]:
+        """The budget of each GPU, in rank order."""
+        ranks = enumerate(self.layout.gpus)
+        return tuple(replace(self.kinds[_kind(gpu, self.layout.stage(rank))], gpu=gpu) for rank, gpu in ranks)
 
     def at_utilization(self, utilization: float) -> Prediction:
         """The same start with another gpu_memory_utilization."""
         settings = replace(self.settings, gpu_memory_utilization=utilization)
         if self.model.unverified:
             return predict(self.model, self.layout, settings, self.run)
-        return replace(
-            self, settings=settings, budgets=tuple(item.at_utilization(utilization) for item in self.budgets)
-        )
+        kinds = {kind: budget.at_utilization(utilization) for kind, budget in self.kinds.items()}
+        return Prediction(self.model, self.layout, settings, self.run, kinds)
 
     def pools(self, bound: str) -> list[int]:
         """The KV pool of each pipeline stage: the least over its GPUs. bound is value, low or high.
@@ -257,11 +269,6 @@ class Prediction:
         share = -(-context // self.settings.decode_context_parallel_size)
         return self.blocks(bound) >= sequences * self.kv.blocks_per_request(share)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether every GPU has the memory that the engine asks for and holds."""
-        return all(budget.start_margin >= 0 and budget.headroom.low >= 0 for budget in self.budgets)
-
 
 def least_capability(gpus: Sequence[Gpu]) -> str | None:
     """The lowest compute capability among the cards; None where none is known."""
@@ -288,16 +295,17 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
         **run,
     )
     terms = model.terms(facts)
-    budgets: list[GpuBudget] = []
-    alike: dict[tuple[int, int], GpuBudget] = {}
+    kinds: dict[Kind, GpuBudget] = {}
     for rank, gpu in enumerate(layout.gpus):
         stage = layout.stage(rank)
-        if (stage, gpu.total_bytes) not in alike:
-            alike[stage, gpu.total_bytes] = _gpu_budget(
-                gpu, stage, settings, weights[stage], terms[stage], facts, model
-            )
-        budgets.append(replace(alike[stage, gpu.total_bytes], gpu=gpu))
-    return Prediction(model, layout, settings, run, tuple(budgets))
+        kind = _kind(gpu, stage)
+        if kind not in kinds:
+            kinds[kind] = _gpu_budget(gpu, stage, settings, weights[stage], terms[stage], facts, model)
+    return Prediction(model, layout, settings, run, kinds)
+
+
+def _kind(gpu: Gpu, stage: int) -> Kind:
+    return stage, gpu.total_bytes, gpu.free_bytes
 
 
 def _terms(model: Model, facts: overhead.Start) -> list[tuple[Estimate, Estimate, Estimate]]:
@@ -332,12 +340,12 @@ def _gpu_budget(
     model: Model,
 ) -> GpuBudget:
     activation, non_torch, graphs = terms
-    in_request = overhead.graphs_leave_pool(model.shape, facts)
+    in_request = model.graphs_leave_pool(facts)
     requested = gpu.total_bytes * settings.gpu_memory_utilization
-    if stage == facts.pipeline_parallel_size - 1:
+    if stage == facts.pipeline_parallel_size - 1 and model.extras.any:
         weights = total((weights, model.extras.weights(facts.tensor_parallel_size)))
-    offloaded = min(settings.cpu_offload_bytes, weights.low)
-    weights = Estimate(weights.value - offloaded, weights.low - offloaded, weights.high - offloaded, weights.source)
+    if settings.cpu_offload_bytes:
+        weights = weights.moved(-min(settings.cpu_offload_bytes, weights.low))
     if model.receipt and model.receipt.counts_for(facts.tensor_parallel_size, facts.pipeline_parallel_size):
         weights, non_torch = model.receipt.correct(weights, non_torch)
     taken = (weights, activation, non_torch, *((graphs,) if in_request else ()))

@@ -31,6 +31,10 @@ class Extras:
     draft_layers: int
     checkpoint: Mapping[str, Any]
 
+    @property
+    def any(self) -> bool:
+        return bool(self.lora or self.drafter_bytes)
+
     def weights(self, tensor_parallel_size: int) -> Estimate:
         """Bytes on one GPU."""
         drafter = self.drafter_bytes / tensor_parallel_size
