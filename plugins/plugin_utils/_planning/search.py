@@ -240,8 +240,8 @@ def with_receipt(case: Case) -> Case:
     if layout is None:
         return case
     start = predict(bare, layout, base_settings(bare, layout, bare.goal, *next(batch_limits(bare, layout, bare.goal))))
-    weights = max((budget.weights for budget in start.budgets), key=lambda estimate: estimate.value)
-    pool = min((budget.pool for budget in start.budgets), key=lambda estimate: estimate.value)
+    weights = max((budget.weights for budget in start.distinct), key=lambda estimate: estimate.value)
+    pool = min((budget.pool for budget in start.distinct), key=lambda estimate: estimate.value)
     return replace(case, model=replace(case.model, receipt=receipt.compared_with(weights, pool)))
 
 
@@ -283,11 +283,11 @@ def _step_up(value: float) -> float:
 
 def _with_pinned_pool(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     """On a shared card the pool is what the goal needs, in bytes: a share of the card would count the others' part."""
-    needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.budgets)
+    needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.distinct)
     if not goal.stated:
         needed *= 8
     probe = predict(case, candidate.layout, replace(candidate.settings, kv_cache_memory_bytes=0))
-    room = min(budget.headroom.low - least_headroom(case, budget.gpu) for budget in probe.budgets)
+    room = min(budget.headroom.low - least_headroom(case, budget.gpu) for budget in probe.distinct)
     pool = min(math.ceil(needed / POOL_STEP), math.floor(max(room, 0) / POOL_STEP)) * POOL_STEP
     pinned = predict(case, candidate.layout, replace(candidate.settings, kv_cache_memory_bytes=pool))
     return _with_start_check(case, pinned)
@@ -295,9 +295,9 @@ def _with_pinned_pool(case: Case, candidate: Prediction, goal: Goal) -> Predicti
 
 def _with_start_check(case: Case, candidate: Prediction) -> Prediction:
     """vLLM checks at start that the utilization's share of the card is free, even where the pool is given in bytes."""
-    if "gpu_memory_utilization" in case.pins or all(budget.start_margin >= 0 for budget in candidate.budgets):
+    if "gpu_memory_utilization" in case.pins or all(budget.start_margin >= 0 for budget in candidate.distinct):
         return candidate
-    most = min((budget.requested + budget.start_margin) / budget.gpu.total_bytes for budget in candidate.budgets)
+    most = min((budget.requested + budget.start_margin) / budget.gpu.total_bytes for budget in candidate.distinct)
     lowered = max(_step_down(most), UTILIZATION_STEP)
     return predict(case, candidate.layout, replace(candidate.settings, gpu_memory_utilization=lowered))
 
