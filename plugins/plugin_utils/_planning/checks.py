@@ -43,6 +43,7 @@ def check_instance(instance: Mapping[str, Any]) -> None:
     name = str(instance.get("name"))
     faults.attempt(_check_port, name, instance.get("port"))
     faults.attempt(_check_address, name, instance.get("address"))
+    faults.attempt(_check_exposure, name, instance.get("exposure"), instance.get("address"))
     faults.attempt(_check_endpoint, name, instance.get("endpoint"))
     faults.attempt(_check_switch, name, "trust_remote_code", instance.get("trust_remote_code"))
     for variable, value in mapping_of(instance, "environment").items():
@@ -89,6 +90,22 @@ def _check_address(name: str, address: Any) -> None:
     except ValueError:
         remedy = "Write an IP address of the host, or 0.0.0.0 for all of them; without it, it is 127.0.0.1."
         raise InstanceError(name, "address", address, "is no IP address", remedy) from None
+
+
+def _check_exposure(name: str, exposure: Any, address: Any) -> None:
+    """Every release of vLLM answers some routes without the key (data/routes.json), so only loopback is strict."""
+    if exposure not in (None, "open", "strict"):
+        raise InstanceError(name, "exposure", exposure, "is no exposure", "Write strict or open.")
+    if exposure != "strict" or address is None:
+        return
+    try:
+        outside = not ipaddress.ip_address(str(address)).is_loopback
+    except ValueError:
+        return  # said of the address itself
+    if outside:
+        fault = f"does not go with address {address}: vLLM answers routes such as /invocations and /metrics without a key"
+        remedy = "Leave address out (127.0.0.1) and put a proxy in front that lets only /v1 through, or write open."
+        raise InstanceError(name, "exposure", exposure, fault, remedy)
 
 
 def _check_endpoint(name: str, endpoint: Any) -> None:

@@ -108,3 +108,20 @@ def test_a_password_in_an_endpoint_is_not_shown():
     with pytest.raises(InstanceError) as error:
         check_instance({**GOOD, "endpoint": "http://user:very-secret@llm"})
     assert "very-secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.7", "::"])
+def test_a_strict_instance_is_not_published_outside(address):
+    with pytest.raises(InstanceError, match=r"exposure 'strict' does not go with address .* without a key"):
+        check_instance({"name": "chat", "exposure": "strict", "address": address})
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1", "::1"])
+def test_a_strict_instance_is_published_on_loopback(address):
+    check_instance({"name": "chat", "exposure": "strict", "address": address})
+
+
+def test_an_open_instance_may_be_published_anywhere_and_other_words_are_refused():
+    check_instance({"name": "chat", "exposure": "open", "address": "0.0.0.0"})
+    with pytest.raises(InstanceError, match="is no exposure"):
+        check_instance({"name": "chat", "exposure": "closed"})
