@@ -43,12 +43,12 @@ options:
             another host in the inventory.
         type: str
         default: host
-      address:
+      transfer_address:
         description:
           - For another host, the address on which it hands out the checkpoint. The default are those of its addresses
             that lead to the host that gets it.
         type: str
-      port:
+      transfer_port:
         description: For another host, the TCP port on which it hands out the checkpoint. By default any that is free.
         type: int
         default: 0

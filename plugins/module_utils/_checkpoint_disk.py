@@ -125,7 +125,8 @@ def slowness(disk, path, size):
     return (
         f"{path} lies on {what} ({disk['filesystem']} {disk['device']} on {disk['mount']}), which reads "
         f"{rate / 1e6:.0f} MB/s (measured): every start of an engine reads its {size / 1024.0**3:.1f} GiB for about "
-        f"{_duration(size / rate)}. Next: keep it on a local NVMe or SSD, with vllm_model_path there."
+        f"{_duration(size / rate)}. Next: name a folder on a local NVMe or SSD as checkpoint, and this one as "
+        "checkpoint_source."
     )
 
 

@@ -124,7 +124,7 @@ def _refuse_full_disk(request, total):
             "The disk of {} has no room for {}: {:.2f} GiB are to be downloaded, {:.2f} GiB are free.".format(
                 request["directory"], request["repository"], (total - present) / 1024.0**3, free / 1024.0**3
             ),
-            "df -h {}; or name another folder: directory in vllm_model_source".format(request["directory"]),
+            "df -h {}; or name another folder: directory in checkpoint_source".format(request["directory"]),
         )
 
 

@@ -277,7 +277,7 @@ class Task:
         if not self.options["offer"]:
             return {"changed": False, "source_host": self.source["on"], "addresses": addresses(), "checkpoint": None}
         if self.options["offer"]["error"]:
-            raise JobError(self.options["offer"]["error"], "Set address or port in vllm_model_source")
+            raise JobError(self.options["offer"]["error"], "Set transfer_address or transfer_port in checkpoint_source")
         try:
             told = self._do(self._fetch)
         except JobError:
@@ -307,7 +307,7 @@ class Task:
         if not os.path.isdir(self.path):
             raise JobError(
                 f"There is no checkpoint at {self.path}, and nothing says where it comes from.",
-                f"Put it there, or set vllm_model_source; look with: ls -ld {self.path}",
+                f"Put it there, or set checkpoint_source of the instance; look with: ls -ld {self.path}",
             )
         refuse_incomplete(self.path, self.path)
         if self.options["verify"] and not self.module.check_mode:

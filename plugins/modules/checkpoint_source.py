@@ -136,11 +136,11 @@ def outcome(module, place, work):
 
 def offer(place, source, destinations):
     """The offer, or {"error"}: the result must not be shown, so a failure of this module would not be either."""
-    listen = [source["address"]] if source.get("address") else addresses_towards(destinations)
+    listen = [source["transfer_address"]] if source.get("transfer_address") else addresses_towards(destinations)
     record = checkpoints.manifest_without_hashing(place) or {"files": []}
     files = {entry["path"]: os.path.join(place.directory, entry["path"]) for entry in record["files"]}
     try:
-        return serve(files, listen, source["port"])
+        return serve(files, listen, source["transfer_port"])
     except TransferError as error:
         return {"error": str(error)}
 

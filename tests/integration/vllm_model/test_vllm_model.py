@@ -79,7 +79,7 @@ def test_from_the_controller_once(play, source, tmp_path):
 
 def test_from_another_host(play, source, tmp_path):
     target = tmp_path / "models" / "tiny"
-    where = {"path": str(source), "on": "gpu2", "address": "127.0.0.1"}
+    where = {"path": str(source), "on": "gpu2", "transfer_address": "127.0.0.1"}
     code, told, output = play(target, where, entry="describe")
     assert (code, told["descriptions"][str(target)]["path"], target.exists()) == (0, str(target), False)
     code, told, output = play(target, where, "-vvv")

@@ -92,4 +92,4 @@ def test_the_report_has_the_cost_and_the_next_step():
     told = disks.slowness(disk("network", 110_000_000), "/m/model", 16 << 30)
     assert "110 MB/s (measured)" in told
     assert "16.0 GiB for about 3 min" in told
-    assert "vllm_model_path" in told
+    assert "checkpoint_source" in told

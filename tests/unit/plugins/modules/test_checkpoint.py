@@ -140,7 +140,7 @@ def test_what_is_not_there_is_told(run, target):
     told = run(path=str(target))
     assert told["rc"] == 1
     assert f"no checkpoint at {target}" in told["msg"]
-    assert "vllm_model_source" in told["next"]
+    assert "checkpoint_source" in told["next"]
 
 
 def test_a_truncated_shard_is_found_where_it_is_and_where_it_comes_from(run, source, target):
@@ -185,7 +185,7 @@ def test_from_another_host(run, source, target):
 
 def test_a_host_that_cannot_hand_it_out_is_told_by_the_copy(run, source, target):
     there = run(checkpoint_source, source={"path": str(source)})
-    served = run(checkpoint_source, source={"path": str(source), "address": "192.0.2.1"}, state="served")
+    served = run(checkpoint_source, source={"path": str(source), "transfer_address": "192.0.2.1"}, state="served")
     told = run(
         path=str(target),
         source={"path": str(source), "on": "gpu1"},
