@@ -21,7 +21,7 @@ description:
   - The engine's own words are those of P(gpufleet.vllm.serve_args#filter), checked against the release.
 author:
   - gpufleet maintainers
-positional: _input, environment_file, cache_directory
+positional: _input, environment_file, cache_directory, host
 options:
   _input:
     description: The plan, as P(gpufleet.vllm.plan#filter) gives it.
@@ -35,6 +35,9 @@ options:
     description: Folder on the host for what the engine compiles.
     type: path
     required: true
+  host:
+    description: Which of the plan's hosts the command is for. Needed where one engine spans several.
+    type: str
 seealso:
   - plugin: gpufleet.vllm.systemd_command
     plugin_type: filter
@@ -54,11 +57,13 @@ _value:
 """
 
 
-def docker_run(plan: dict[str, Any], environment_file: str, cache_directory: str) -> list[str]:
+def docker_run(
+    plan: dict[str, Any], environment_file: str, cache_directory: str, host: str | None = None
+) -> list[str]:
     """Translates what is wrong with the plan into an error that names the instance."""
     try:
-        return _launch.docker_run(plan, environment_file, cache_directory)
-    except (ArgumentProblem, UnknownRelease) as error:
+        return _launch.docker_run(plan, environment_file, cache_directory, host)
+    except (ArgumentProblem, UnknownRelease, _launch.HostProblem) as error:
         raise AnsibleFilterError(f"docker_run: instance {plan['name']}: {error}") from error
     except KeyError as error:
         raise AnsibleFilterError(

@@ -22,45 +22,141 @@ _SHARED_MEMORY = "16g"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def docker_run(plan: Mapping[str, Any], environment_file: str, cache_directory: str) -> list[str]:
+# What the containers of Ray's hosts do before they run what follows: the head waits until all nodes are there, for vLLM
+# takes what is there when it starts. A worker ends with its head, and with it its container.
+_RAY_HEAD = """
+ray start --head --disable-usage-stats --node-ip-address "$VLLM_HOST_IP" --port {port} && python3 -c '
+import ray, time
+ray.init(address="auto", logging_level="ERROR")
+deadline = time.monotonic() + 600
+while sum(node["Alive"] for node in ray.nodes()) < {hosts}:
+    if time.monotonic() > deadline:
+        raise SystemExit("Ray: not all of the {hosts} hosts came within 600 s")
+    time.sleep(2)
+' && exec "$@"
+""".strip()
+_RAY_WORKER = """
+timeout 600 bash -c "until ray health-check --address {address}:{port}; do sleep 2; done" &&
+exec ray start --block --disable-usage-stats --node-ip-address "$VLLM_HOST_IP" --address {address}:{port}
+""".strip()
+
+
+class HostProblem(ValueError):
+    """A host that the plan has no command for: none of its hosts, or one whose address is not known yet."""
+
+
+def docker_run(
+    plan: Mapping[str, Any], environment_file: str, cache_directory: str, host: str | None = None
+) -> list[str]:
     """Returns the argv of `docker run` for the engine of a plan on one host.
 
     environment_file: file on the host with the secret variables. cache_directory: folder on the host for what the
-    engine compiles. Raises ArgumentProblem for arguments that the release does not take.
+    engine compiles. host: which of the plan's hosts; needed where there are several. Raises ArgumentProblem for
+    arguments that the release does not take, HostProblem for a host that is none of the plan's.
     """
+    member = _member(plan, host)
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
     # The container stays until its end was looked at: archive.sh reads why it ended and removes it.
     command = ["/usr/bin/docker", "run", "--name", f"vllm-{plan['name']}"]
     # The journal of the unit keeps the log; a second copy in Docker's json-file would grow without limit.
     command += ["--log-driver", "none"]
-    command += ["--runtime", "nvidia", "--gpus", f'"device={",".join(_devices(plan))}"']
+    command += ["--runtime", "nvidia", "--gpus", f'"device={",".join(_devices(plan, member))}"']
     command += ["--shm-size", _SHARED_MEMORY, "--security-opt", "no-new-privileges"]
     # Of Docker's default capabilities the engine needs one: to read a checkpoint that belongs to another user.
     command += ["--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE"]
-    command += ["--publish", f"{plan['address']}:{plan['port']}:{plan['port']}"]
+    command += _network(plan, member)
     command += ["--volume", f"{plan['checkpoint']}:{model}:ro"]
     command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]
     command += ["--env-file", environment_file]
-    for variable, value in sorted({**plan["environment"], **_OFFLINE}.items()):
+    for variable, value in sorted({**_member_environment(member), **plan["environment"], **_OFFLINE}.items()):
         command += ["--env", f"{variable}={value}"]
-    return [*command, plan["image"], *_engine_command(plan, model)]
+    if member and plan["launch"]["method"] == "ray":
+        return [*command, "--entrypoint", "/bin/bash", plan["image"], *_ray_command(plan, member, model)]
+    return [*command, plan["image"], *_engine_command(plan, member, model)]
 
 
-def _devices(plan: Mapping[str, Any]) -> list[str]:
-    """The UUIDs of the plan's GPUs on its (only) host: an index may mean another card after a reboot."""
+def _member(plan: Mapping[str, Any], host: str | None) -> Mapping[str, Any] | None:
+    """How the host takes part in an engine over several, with its rank; None for an engine on one host."""
+    launch = plan.get("launch")
+    if not launch:
+        return None
+    hosts = [member["host"] for member in launch["members"]]
+    if host not in hosts:
+        raise HostProblem(f"{host!r} is none of its hosts {', '.join(hosts)}")
+    member = launch["members"][hosts.index(host)]
+    if not member["address"]:
+        raise HostProblem(f"the address of {host} is not known: the plan was made without facts of its network")
+    return {**member, "rank": hosts.index(host)}
+
+
+def _member_environment(member: Mapping[str, Any] | None) -> Mapping[str, str]:
+    return member["environment"] if member else {}
+
+
+def _devices(plan: Mapping[str, Any], member: Mapping[str, Any] | None) -> list[str]:
+    """The UUIDs of the plan's GPUs on the host: an index may mean another card after a reboot."""
+    if member:
+        return list(plan["devices"][member["host"]])
     (devices,) = plan["devices"].values()
     return list(devices)
 
 
-def _engine_command(plan: Mapping[str, Any], model: str) -> list[str]:
+def _network(plan: Mapping[str, Any], member: Mapping[str, Any] | None) -> list[str]:
+    """The endpoint's port alone; the host's network where members talk to each other on ports that NCCL chooses."""
+    if member is None:
+        return ["--publish", f"{plan['address']}:{plan['port']}:{plan['port']}"]
+    if not member["rdma"]:
+        return ["--network", "host"]
+    # RDMA sends from memory that is pinned, as much as it likes.
+    return ["--network", "host", "--device", "/dev/infiniband", "--ulimit", "memlock=-1:-1"]
+
+
+def _engine_command(
+    plan: Mapping[str, Any], member: Mapping[str, Any] | None, model: str, entrypoint: str | None = None
+) -> list[str]:
     """What follows the image: the model, how it is served, and the planned arguments as the release takes them."""
+    # Inside a container of its own network it listens everywhere: where that is published is Docker's matter.
     served = [
         {"name": "served_model_name", "value": plan["served_model_name"]},
-        {"name": "host", "value": "0.0.0.0"},  # inside the container; where it is published is Docker's matter
+        {"name": "host", "value": plan["address"] if member else "0.0.0.0"},
         {"name": "port", "value": plan["port"]},
     ]
-    complete = {**plan, "arguments": [*served, *plan["arguments"]]}
-    return serve_args(complete, model=model, force=plan.get("force_args") or ())
+    complete = {**plan, "arguments": [*served, *plan["arguments"], *_launch_arguments(plan, member)]}
+    return serve_args(complete, model=model, force=plan.get("force_args") or (), entrypoint=entrypoint)
+
+
+def _launch_arguments(plan: Mapping[str, Any], member: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The arguments by which the members find each other, in the words of vLLM."""
+    if member is None:
+        return []
+    launch, rank = plan["launch"], member["rank"]
+    if launch["method"] == "ray":
+        values: dict[str, Any] = {"distributed_executor_backend": "ray"}
+    elif launch["engines_per_host"]:
+        values = {
+            "data_parallel_size_local": launch["engines_per_host"],
+            "data_parallel_address": launch["master_addr"],
+            "data_parallel_rpc_port": launch["master_port"],
+        }
+        values |= {"data_parallel_start_rank": rank * launch["engines_per_host"], "headless": True} if rank else {}
+    else:
+        values = {
+            "nnodes": len(launch["members"]),
+            "node_rank": rank,
+            "master_addr": launch["master_addr"],
+            "master_port": launch["master_port"],
+        }
+        values |= {"headless": True} if rank else {}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _ray_command(plan: Mapping[str, Any], member: Mapping[str, Any], model: str) -> list[str]:
+    """Words for bash: a script, a name for it, and on the head what it runs in the end."""
+    launch = plan["launch"]
+    values = {"port": launch["master_port"], "address": launch["master_addr"], "hosts": len(launch["members"])}
+    if member["rank"]:
+        return ["-c", _RAY_WORKER.format(**values), "ray"]
+    return ["-c", _RAY_HEAD.format(**values), "ray", "vllm", "serve", *_engine_command(plan, member, model, "serve")]
 
 
 def systemd_command(argv: list[str]) -> str:

@@ -118,6 +118,11 @@ class Case:
         return Goal(context, sequences, typical, bool(pinned), self.workload.stated, self.engines)
 
     @property
+    def spans(self) -> bool:
+        """Whether it is one engine over all the hosts."""
+        return bool(self.instance.get("span"))
+
+    @property
     def trusts_remote_code(self) -> bool:
         return bool(as_boolean(self.instance.get("trust_remote_code") or False)) or bool(
             self.pins.flag("trust_remote_code")
@@ -130,7 +135,9 @@ class Case:
 
     @property
     def engines_here(self) -> int:
-        """Those of them that stand on the instance's host; the rest is started elsewhere, by hand."""
+        """Those of them that stand on the instance's hosts; the rest is started elsewhere, by hand."""
+        if self.spans:
+            return self.engines
         return min(self.pins.integer("data_parallel_size_local") or self.engines, self.engines)
 
     @cached_property
@@ -373,4 +380,5 @@ def basis_of(case: Case) -> str:
         "trust_remote_code",
     )
     # The pins as they were read: "8" from a survey and 8 from a file are the same wish.
-    return fingerprint([case.checkpoint_name, case.pins.values, {key: case.instance.get(key) for key in keys}])
+    wish = [case.checkpoint_name, case.pins.values, {key: case.instance.get(key) for key in keys}]
+    return fingerprint([*wish, case.instance["span"]] if case.spans else wish)

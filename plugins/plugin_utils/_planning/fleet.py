@@ -81,7 +81,7 @@ def _checked(
         refused += [refused_pin(read.name, dict(error)) for error in read.errors] if read else []
         complete.append(whole)
         refusals.append(refusal)
-    _check_unique(instances, faults)
+    check_unique(instances, faults)
     if faults.found:
         names = [host["name"] for host in hosts]
         faults.found = [error.on(names) for error in (*faults.found, *refused)]
@@ -93,7 +93,7 @@ EMPTY_CHECKPOINT: dict[str, Any] = {"layers": [{"count": 1}]}
 """Stands in for a checkpoint that is not described, so that what else is wrong is found as well."""
 
 
-def _check_unique(instances: Sequence[Mapping[str, Any]], faults: Faults) -> None:
+def check_unique(instances: Sequence[Mapping[str, Any]], faults: Faults) -> None:
     for key, remedy in (("name", "Give each instance its own name."), ("port", "Give each instance its own port.")):
         seen: dict[Any, str] = {}
         for instance in instances:
@@ -157,7 +157,7 @@ def _one_after_the_other(
         names = {"hosts": [host["name"] for host in hosts]}
         plans.append({**_defaults(instance), **names, **passed, **planned})
         if planned["verdict"] in FITTING:
-            _reserve(remaining, str(instance.get("name") or ""), planned)
+            reserve(remaining, str(instance.get("name") or ""), planned)
     return plans
 
 
@@ -207,7 +207,7 @@ def described(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     return describe_config(dict(checkpoint)) if published else checkpoint
 
 
-def _reserve(hosts: Sequence[dict[str, Any]], name: str, planned: Mapping[str, Any]) -> None:
+def reserve(hosts: Sequence[dict[str, Any]], name: str, planned: Mapping[str, Any]) -> None:
     """Take the plan's memory off the cards, as others' use for the instances that follow.
 
     What the instance's own engine holds already is in the facts: only the rest is taken off.

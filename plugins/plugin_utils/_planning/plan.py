@@ -17,6 +17,8 @@ from .decisions import decisions_of, needs_of, warnings_of
 from .overhead import coefficients
 from .parallelism import LARGEST_DIVISION, division_faults, divisors
 from .search import Choice, choose, with_receipt
+from .shape import stage_slices
+from .span_layouts import span_rules
 from .verdicts import FITTING
 
 Plan = dict[str, Any]
@@ -57,7 +59,7 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
     Raises: InstanceError for an instance that nobody can plan with (no tag, a value of the wrong type).
     """
     case = read_case(instance, hosts)
-    strongest = strongest_cards(case)
+    strongest = case if case.spans else strongest_cards(case)
     first = _plan(strongest, instance)
     if strongest is case or first["verdict"] in ("fits", "unverified"):
         return first
@@ -107,7 +109,7 @@ def unsupported_rules(case: Case) -> list[str]:
     if not case.release.supports_architecture(name) and not case.pins.text("model_impl"):
         rules.append(_unknown_architecture(case, name))
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
-    rules += division_rules(case)
+    rules += [*division_rules(case), *span_rules(case)]
     if not any(host.gpus for host in case.hosts):
         names = ", ".join(host.name for host in case.hosts) or "no host"
         rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
@@ -216,12 +218,21 @@ def _describe_choice(case: Case, choice: Choice) -> Mapping[str, Any]:
             "gpus_per_host": layout.size // max(1, layout.hosts),
             "hosts": list(devices),
         },
-        "budget": [budget.as_dict() for budget in choice.start.budgets],
+        "budget": [{**budget.as_dict(), **_describe_stage(choice, budget.stage)} for budget in choice.start.budgets],
         "kv": _describe_kv(choice),
         "arguments": arguments_of(case, choice),
         "devices": devices,
         "workload": _describe_goal(choice.goal),
     }
+
+
+def _describe_stage(choice: Choice, stage: int) -> Mapping[str, Any]:
+    """The pipeline stage of a GPU and the layers on it, both from 0 on; nothing where there is one stage."""
+    stages, count = choice.start.layout.pipeline_parallel_size, choice.start.model.shape.num_layers
+    if stages == 1:
+        return {}
+    layers = stage_slices(count, stages)[stage]
+    return {"stage": stage, "layers": f"{layers.start}-{layers.stop - 1}"}
 
 
 def _describe_kv(choice: Choice) -> Mapping[str, Any]:

@@ -48,6 +48,8 @@ def why_pipeline_parallel(case: Case, choice: Choice) -> str:
     tensor, stages = layout.tensor_parallel_size, layout.pipeline_parallel_size
     if stages == 1 or "pipeline_parallel_size" in case.pins:
         return ""
+    if case.spans:
+        return f"the instance spans {layout.hosts} hosts; the layers go in {stages} stages over them"
     if layout.hosts > 1:
         return (
             f"no single host keeps as much of the promise; the layers go in {stages} stages over {layout.hosts} hosts"

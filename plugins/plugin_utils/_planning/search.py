@@ -17,6 +17,7 @@ from .estimate import MIB
 from .hosts import Gpu
 from .parallelism import Layout, layouts
 from .settings import Pins, Settings, cache_switches
+from .span_layouts import span_layouts
 
 UTILIZATION_STEP = 0.01
 UTILIZATION_MOST = 0.98
@@ -81,6 +82,8 @@ def _kept(choice: Choice) -> tuple[float, ...]:
 
 
 def case_layouts(case: Case) -> Iterator[Layout]:
+    if case.spans:
+        return span_layouts(case)
     return layouts(
         case.shape,
         case.hosts,

@@ -85,8 +85,10 @@ def groups_of(plans: Iterable[Plan], also: Sequence[object] = ()) -> list[Group]
     for number, plan in enumerate(plans):
         key = _key(plan, also[number] if also else None)
         group = found.setdefault(key, Group([], [], f"plan-{len(found) + 1}"))
-        group.plans.append(plan)
-        group.hosts += hosts_of(plan)
+        # One engine over several hosts: each of them tells of it.
+        if len(hosts_of(plan)) == 1 or not any(hosts_of(told) == hosts_of(plan) for told in group.plans):
+            group.plans.append(plan)
+            group.hosts += hosts_of(plan)
     return list(found.values())
 
 
@@ -113,7 +115,9 @@ def cards_of(plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]]) -> d
             if not card.takers:
                 # What the first instance sees of others is theirs; a second one counts the first among them.
                 card.others_gib = budget["others_gib"]["value"]
-            card.takers.append((plan, budget))
+            # One engine over several hosts: each of them tells of it.
+            if all(taker.get("name") != plan.get("name") for taker, _budget in card.takers):
+                card.takers.append((plan, budget))
     return {host: list(known.values()) for host, known in cards.items()}
 
 

@@ -123,7 +123,8 @@ def _memory(plan: Plan) -> str:
         return ""
     lines = ["Memory of each card in GiB: expected, between, known as"]
     for cards, budget in alike(plan["budget"]):
-        lines += ["", *wrap(f"{cards_named(cards)}: {budget['name']}", "  "), f"  [{card_bar(budget)}]"]
+        stage = f", stage {budget['stage']} with layers {budget['layers']}" if "stage" in budget else ""
+        lines += ["", *wrap(f"{cards_named(cards)}: {budget['name']}{stage}", "  "), f"  [{card_bar(budget)}]"]
         lines += _terms(budget)
     terms = [budget[key] for budget in plan["budget"] for key, _letter, _title in TERMS]
     sources = {term["source"] for term in terms if term["value"]}

@@ -1,0 +1,104 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How the members of an engine are started together, and what they are told of their network. Private."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._catalogue import Release
+from .network import MemberError, choose_network, data
+
+LAUNCHES = ("auto", "multiprocessing", "ray")
+
+FIRST_PORT = 29000
+PORTS = 500
+"""Below the ports that Linux gives to outgoing connections (32768 on), two for each port of an endpoint."""
+
+
+def ports_of(port: int, master_port: int | None = None) -> dict[str, int]:
+    """The ports that the members need beside the endpoint's: {"master_port", "watch_port"}.
+
+    master_port: where rank 0 waits for the others (vLLM's --master-port, Ray's GCS, --data-parallel-rpc-port);
+    watch_port: where the members' watchers meet. Endpoints with neighbouring ports do not share them.
+    """
+    first = FIRST_PORT + 2 * (port % PORTS)
+    return {"master_port": master_port or first, "watch_port": first + 1}
+
+
+def method_of(release: Release, asked: str, data_parallel: bool) -> tuple[str, str]:
+    """(multiprocessing or ray, why). Raises MemberError where the release or its image does not have what is asked."""
+    knows = release.argument("nnodes") is not None
+    if data_parallel and asked != "ray":
+        return "multiprocessing", "each host runs engines of its own (data parallel); rank 0 balances over all"
+    if asked == "multiprocessing" and not knows:
+        remedy = "Take a release from v0.11.1 on, or launch: ray."
+        raise MemberError("launch", asked, f"needs --nnodes, which vLLM {release} does not have", remedy)
+    if asked != "ray" and knows:
+        return "multiprocessing", f"vLLM {release} connects hosts by itself (--nnodes); Ray is not needed"
+    if not release.has_ray:
+        remedy = "Take launch: multiprocessing, a release up to v0.17.1, or an image of your own with Ray in it."
+        raise MemberError("launch", asked, f"needs Ray, which the image of vLLM {release} does not have", remedy)
+    reason = "launch is ray" if asked == "ray" else f"vLLM {release} has no --nnodes (from v0.11.1 on)"
+    return "ray", f"{reason}; its image has Ray"
+
+
+def describe_launch(
+    instance: Mapping[str, Any],
+    planned: Mapping[str, Any],
+    release: Release,
+    facts: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """How a planned engine is started on its hosts.
+
+    instance: with "span" (the hosts in rank order), "port", and optional "launch", "span_interface", "master_addr",
+    "master_port". facts: by host, what member_info returned; a host without has no address yet, as in a plan from
+    recorded facts. Shape: {"method", "why", "master_addr", "master_port", "watch_port", "engines_per_host",
+    "network_why", "members" [{"host", "interface", "address", "speed_mbps", "rdma", "environment"}], "reasons"
+    [{"variable", "why"}]}. Raises MemberError.
+    """
+    hosts = list(instance["span"])
+    engines = int((planned.get("parallel") or {}).get("data_parallel_size") or 1)
+    method, why = method_of(release, str(instance.get("launch") or "auto"), engines > 1)
+    known = all(facts.get(host) for host in hosts)
+    members, reason = [{"host": host, "interface": None, "address": None, "speed_mbps": None} for host in hosts], ""
+    if known:
+        members, reason = choose_network(facts, hosts, instance.get("span_interface"))
+    rows = _rows(facts, hosts) if known else []
+    port = int(instance.get("port") or 8000)
+    return {
+        "method": method,
+        "why": why,
+        "master_addr": instance.get("master_addr") or members[0]["address"],
+        **ports_of(port, instance.get("master_port")),
+        "engines_per_host": engines // len(hosts) if engines > 1 else 0,
+        "network_why": reason,
+        "members": [_with_environment(member, rows, facts.get(member["host"]) or {}) for member in members],
+        "reasons": [{"variable": row["variable"], "why": row["why"]} for row in rows],
+    }
+
+
+def _rows(facts: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The rows of network.yml that apply to these hosts."""
+    rdma = "with_rdma" if all(_active(facts[host]) for host in hosts) else "without_rdma"
+    return [row for row in data()["environment"] if row["when"] in ("always", rdma)]
+
+
+def _active(facts: Mapping[str, Any]) -> list[str]:
+    """The RDMA ports that are up, as NCCL names them: mlx5_0:1."""
+    return [f"{port['device']}:{port['port']}" for port in facts.get("rdma") or () if port.get("state") == "ACTIVE"]
+
+
+def _with_environment(
+    member: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    devices = _active(facts)
+    environment = {
+        row["variable"]: str(row["value"]).format(
+            address=member["address"], interface=member["interface"], devices=",".join(devices)
+        )
+        for row in rows
+    }
+    return {**member, "rdma": devices if "NCCL_IB_HCA" in environment else [], "environment": environment}
