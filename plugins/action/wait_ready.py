@@ -21,6 +21,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "timeout": {"type": "int"},
     "bytes_to_read": {"type": "int"},
     "read_mib_per_second": {"type": "int", "default": 100},
+    "load_seconds": {"type": "float", "default": 0},
     "interval": {"type": "float", "default": 3},
     "context": {"type": "dict", "default": {}},
 }
@@ -48,7 +49,9 @@ class ActionModule(ActionBase):
 
     def _follow(self) -> dict[str, Any]:
         began = phase_began = time.monotonic()
-        allowed = startup.deadlines(self._arguments["bytes_to_read"], self._arguments["read_mib_per_second"])
+        allowed = startup.deadlines(
+            *(self._arguments[name] for name in ("bytes_to_read", "read_mib_per_second", "load_seconds"))
+        )
         first = before = boot = self._boot_info(lines=1)
         shown, self._told_at = "", 0.0
         while True:

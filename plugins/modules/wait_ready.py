@@ -57,6 +57,12 @@ options:
       - How fast the slowest disk in use reads, in MiB per second.
     type: int
     default: 100
+  load_seconds:
+    description:
+      - Seconds that reading the weights takes by a measurement of the disk, as
+        RV(gpufleet.vllm.checkpoint#module:checkpoint.load_seconds_estimate). Loading may last three times as long.
+    type: float
+    default: 0
   interval:
     description:
       - Seconds between two looks at the engine.

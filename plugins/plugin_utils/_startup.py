@@ -32,9 +32,17 @@ _DEADLINES = {
 _LOADING_SECONDS = 3600.0
 
 
-def deadlines(bytes_to_read: int | None, read_mib_per_second: int) -> dict[str, float]:
-    """Returns the seconds that each phase may last. Loading gets the time that reading the bytes takes on top."""
+# A disk that others use at the same time is slower than when it was measured.
+_SLOWER_THAN_MEASURED = 3
+
+
+def deadlines(bytes_to_read: int | None, read_mib_per_second: int, load_seconds: float = 0) -> dict[str, float]:
+    """Returns the seconds that each phase may last. Loading gets the time that reading the bytes takes on top.
+
+    load_seconds: what reading took by a measurement of the disk, if there is one.
+    """
     reading = _LOADING_SECONDS if bytes_to_read is None else bytes_to_read / _MIB / read_mib_per_second
+    reading = max(reading, _SLOWER_THAN_MEASURED * load_seconds)
     return {**_DEADLINES, "loading weights": _DEADLINES["loading weights"] + reading}
 
 

@@ -264,3 +264,9 @@ def test_the_documented_options_are_those_that_are_taken():
 def test_it_returns_what_boot_info_returns():
     returned = set(yaml.safe_load(boot_info_module.RETURN)) - {"errors"}
     assert returned <= set(yaml.safe_load(documentation.RETURN))
+
+
+def test_a_disk_that_was_measured_slow_gets_three_times_what_it_took():
+    usual, slow = _startup.deadlines(1000 << 20, 100), _startup.deadlines(1000 << 20, 100, load_seconds=600)
+    assert slow["loading weights"] - usual["loading weights"] == 3 * 600 - 10
+    assert _startup.deadlines(1000 << 20, 100, load_seconds=1) == usual
