@@ -60,8 +60,9 @@ class ActionModule(ActionBase):
 
     def _failure(self, told: dict[str, Any]) -> dict[str, Any]:
         message = str(told.get("msg", "")).rstrip(".")
-        advice = f". Next, on {self._host}: {told['next']}" if told.get("next") else "."
-        findings = diagnose(message, {})
+        advice = f". Next: {told['next']}" if told.get("next") else "."
+        # What is diagnosed are logs of vLLM: a full disk is the one cause that both have.
+        findings = [finding for finding in diagnose(message, {}) if finding["class"] == "disk_full"]
         return {**told, "msg": f"{self._host}: {message}{advice}", "findings": findings}
 
     def _with_facts(self, told: dict[str, Any], name: str) -> dict[str, Any]:

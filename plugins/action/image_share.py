@@ -26,7 +26,7 @@ class ActionModule(ActionBase):
         subject = f"image {str(self._task.args.get('name')).partition('@')[0]} from {host}"
         told = Follower(self, _MODULE, variables, subject).follow(dict(self._task.args))
         if told.get("failed"):
-            advice = f" Next, on {host}: {told['next']}" if told.get("next") else ""
+            advice = f" Next: {told['next']}" if told.get("next") else ""
             told["msg"] = f"{host}: {told.get('msg')}{advice}"
         elif told.get("offer"):
             told["offer"]["host"] = str(host)

@@ -32,7 +32,8 @@ _PAUSES_SECONDS = (2, 4, 8, 16, 32)
 _TRIES_WITHOUT_A_BYTE = 2
 _TRANSIENT = re.compile(
     r"timeout|timed out|connection reset|connection refused|unexpected EOF|\bEOF\b|broken pipe|handshake|"
-    r"temporary failure|server misbehaving|\b50[0-9]\b|connection to the Docker engine ended|No Docker engine answers",
+    r"temporary failure|server misbehaving|\b50[0-9]\b|connection to the Docker engine ended|No Docker engine answers|"
+    r"ended in the middle",
     re.IGNORECASE,
 )
 _UNTOUCHED = "Engines that run go on serving; nothing was changed."
@@ -60,7 +61,7 @@ _CAUSES = (
         "{registry} has no such image, or not with that digest",
         "docker manifest inspect {image}; then correct image in vllm_instances",
     ),
-    ("toomanyrequests|rate limit", "{registry} limits pulls", "docker login, or vllm_image_source with a mirror"),
+    ("toomanyrequests|rate limit", "{registry} limits pulls", "docker login, or set vllm_image_source to a mirror"),
     (
         "unauthorized|authentication required|access denied|denied:|no basic auth",
         "{registry} wants a login",
@@ -80,9 +81,9 @@ _CAUSES = (
         "no such host|network is unreachable|no route to host|connection refused|timeout|timed out|misbehaving|"
         "temporary failure|request canceled|proxyconnect",
         "{registry} cannot be reached from this host",
-        "vllm_image_source with a mirror, an archive or from_host (ansible-doc --type role gpufleet.vllm.vllm_image)",
+        "set vllm_image_source to a mirror, an archive or another host (ansible-doc --type role gpufleet.vllm.vllm_image)",
     ),
-    ("No Docker engine answers|refuses this user", "Docker does not answer", "systemctl status docker"),
+    ("No Docker engine answers|refuses this user|in the middle", "Docker does not answer", "systemctl status docker"),
 )
 
 
@@ -128,13 +129,26 @@ def pull(engine, reference, report, mirror=None, expected_id=None, needed_bytes=
 
 def _pull_patiently(engine, wanted, progress):
     query = {"fromImage": wanted.repository, "tag": wanted.digest or wanted.tag}
+
+    def attempt():
+        ended = False
+        for message in engine.messages("POST", "/images/create", query, registry_headers(wanted.registry)):
+            progress.update(message)
+            ended = ended or message.get("status", "").startswith("Status:")
+        # An engine that is stopped ends its answer as if all were done.
+        if not ended and not engine.image(_pulled_name(wanted)):
+            raise DockerError("the pull ended in the middle, as when Docker is stopped")
+
+    _try_patiently(attempt, progress)
+
+
+def _try_patiently(attempt, progress):
+    """Tries again what broke off, less often where nothing was ever gained."""
     failures = 0
     while True:
         known = progress.done_bytes
         try:
-            for message in engine.messages("POST", "/images/create", query, registry_headers(wanted.registry)):
-                progress.update(message)
-            return
+            return attempt()
         except DockerError as error:
             failures = failures + 1 if progress.done_bytes <= known else 1
             allowed = len(_PAUSES_SECONDS) if progress.done_bytes else _TRIES_WITHOUT_A_BYTE
@@ -254,7 +268,8 @@ def load(engine, reference, path, report, expected_id=None, needed_bytes=None):
         room = space.bytes_to_load(size, bool(kind), bool(content and content.has_compressed_layers))
         space.require_room([(space.image_root(engine), needed_bytes or room)], f"loading {path}")
         before = engine.image(reference.tagged)
-        names = _send(engine, path, size, None if kind else size, report)
+        progress = LoadProgress(report, size, None if kind else size)
+        names = _try_patiently(lambda: _send(engine, path, size, progress), progress)
         image = engine.image(_choose_name(path, names, reference, content, expected_id))
         if content and image and (image.get("RootFS") or {}).get("Layers") == content.layers:
             # The archive's config was hashed: also where the engine numbers its images by something else.
@@ -266,28 +281,51 @@ def load(engine, reference, path, report, expected_id=None, needed_bytes=None):
         raise JobError(f"{path} cannot be read: {error.strerror}.", f"ls -l {path}") from error
 
 
-def _send(engine, path, size, unpacked_size, report):
-    """Returns the names and IDs of what was loaded. unpacked_size: about that many bytes are extracted, if known."""
-    names, unpacked = [], {}
+class LoadProgress:
+    """What was sent of an archive and what the engine unpacked of it.
+
+    unpacked_size: about that many bytes are unpacked, None if unknown.
+    """
+
+    def __init__(self, report, size, unpacked_size):
+        self._report, self._size, self._unpacked_size = report, size, unpacked_size
+        self._layers = {}
+        self.done_bytes = 0
+
+    def sent(self, count):
+        self.done_bytes = count
+        self._report({"phase": "loading", "done_bytes": count, "total_bytes": self._size})
+
+    def unpacked(self, message):
+        self._layers[message.get("id")] = message["progressDetail"].get("current") or 0
+        done = sum(self._layers.values())
+        self._report({"phase": "extracting", "done_bytes": done, "total_bytes": self._unpacked_size})
+
+    def interrupted(self):
+        self._layers = {}
+        self._report({"phase": "interrupted, trying again", "done_bytes": 0, "total_bytes": self._size})
+
+
+def _send(engine, path, size, progress):
+    """Returns the names and IDs of what was loaded."""
 
     def blocks():
         sent = 0
         with open(path, "rb") as stream:
-            block = stream.read(_BLOCK)
-            while block:
+            for block in iter(lambda: stream.read(_BLOCK), b""):
                 yield block
                 sent += len(block)
-                report({"phase": "loading", "done_bytes": sent, "total_bytes": size})
-                block = stream.read(_BLOCK)
+                progress.sent(sent)
 
+    names = []
     for message in engine.messages("POST", "/images/load", {"quiet": "0"}, body=blocks(), size=size):
         loaded = re.match(r"Loaded image(?: ID)?: (\S+)", message.get("stream") or "")
         if loaded:
             names.append(loaded.group(1))
         elif message.get("progressDetail"):
-            detail = message["progressDetail"]
-            unpacked[message.get("id")] = detail.get("current") or 0
-            report({"phase": "extracting", "done_bytes": sum(unpacked.values()), "total_bytes": unpacked_size})
+            progress.unpacked(message)
+    if not names:
+        raise DockerError("the load ended in the middle, as when Docker is stopped")
     return names
 
 

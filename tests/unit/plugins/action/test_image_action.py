@@ -105,7 +105,7 @@ def test_a_digest_takes_no_room_from_the_figures(run):
 def test_a_failure_names_the_host_the_next_command_and_the_class(run):
     failure = {"failed": True, "msg": "Pulling a failed. Docker says: no space left on device.", "next": "df -h"}
     told, _host, _printed = run(failure)
-    assert told["msg"] == "gpu1: Pulling a failed. Docker says: no space left on device. Next, on gpu1: df -h"
+    assert told["msg"] == "gpu1: Pulling a failed. Docker says: no space left on device. Next: df -h"
     assert told["findings"][0]["class"] == "disk_full"
 
 
@@ -156,7 +156,7 @@ def test_a_copy_that_breaks_off_again_and_again_is_given_up(run, source):
 
 def test_an_archive_that_is_not_on_the_controller_is_named(run):
     told, _host, _printed = run(MISSING, source={"archive": "/none/image.tar", "on": "controller"})
-    assert told["msg"].startswith("gpu1: there is no archive /none/image.tar on the controller. Next, on gpu1: correct")
+    assert told["msg"].startswith("gpu1: there is no archive /none/image.tar on the controller. Next: correct")
 
 
 def test_another_archive_is_another_upload(tmp_path):

@@ -33,4 +33,4 @@ def test_the_offer_says_whose_it_is(run):
 
 def test_a_failure_names_the_host_that_has_the_image(run):
     told = run({"failed": True, "msg": "the image is not on this host.", "next": "docker image ls"})
-    assert told["msg"] == "gpu1: the image is not on this host. Next, on gpu1: docker image ls"
+    assert told["msg"] == "gpu1: the image is not on this host. Next: docker image ls"

@@ -101,6 +101,27 @@ def test_a_pull_that_breaks_off_is_tried_again():
     assert {"phase": "interrupted, trying again", "done_bytes": 50, "total_bytes": 100} in told
 
 
+def test_an_engine_that_is_stopped_in_the_middle_is_waited_for(tmp_path):
+    """Its answer ends without a word of what went wrong."""
+
+    class Stopped(Docker):
+        stops = 2
+
+        def messages(self, *arguments, **more):
+            for message in super().messages(*arguments, **more):
+                if self.stops:
+                    self.stops -= 1
+                    self.images = {}
+                    return
+                yield message
+
+    assert pull(Stopped(registry={NAME: "new"}))[0]["id"] == config_id("new")
+    save(tmp_path / "image.tar", {"new": [NAME]})
+    result, told = load(Stopped(), tmp_path / "image.tar")
+    assert result["id"] == config_id("new")
+    assert [report["phase"] for report in told].count("interrupted, trying again") == 2
+
+
 def test_what_no_second_try_can_mend_is_not_tried_again():
     docker = Docker()
     refused(docker)
