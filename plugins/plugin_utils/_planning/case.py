@@ -104,7 +104,12 @@ class Case:
             return float(self.headroom_mib * MIB)
         return min(max(total_bytes * HEADROOM_RELATIVE, HEADROOM_LEAST), HEADROOM_MOST)
 
-    @property
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What was computed of the case once."""
+        return {}
+
+    @cached_property
     def goal(self) -> Goal:
         """The promise, as far as model and pins allow it."""
         most = self.shape.max_model_len or CONTEXT_WITHOUT_WORKLOAD

@@ -48,7 +48,7 @@ def _check(case: Case, layout: Layout, current: Mapping[str, Any]) -> Choice | N
     )
     sequences = int(values.get("max_num_seqs") or default_sequences(case, layout.gpus[0]))
     tokens = int(values.get("max_num_batched_tokens") or default_tokens(case, layout.gpus[0], goal, sequences))
-    settings = base_settings(case, layout, goal, sequences, tokens)
+    settings = base_settings(case, goal, sequences, tokens)
     if values.get("gpu_memory_utilization"):
         settings = replace(settings, gpu_memory_utilization=float(values["gpu_memory_utilization"]))
     if values.get("kv_cache_memory_bytes"):

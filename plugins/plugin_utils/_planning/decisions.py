@@ -338,7 +338,7 @@ def _imagined_precision(case: Case, choice: Choice, **precision: str) -> tuple[P
     """The same GPUs with another precision, and the context that the promised requests could have there."""
     goal, layout = case.goal, choice.start.layout
     sequences, tokens = list(batch_limits(case, layout, goal))[-1]
-    settings = replace(base_settings(case, layout, goal, sequences, tokens), **precision)  # type: ignore[arg-type]
+    settings = replace(base_settings(case, goal, sequences, tokens), **precision)  # type: ignore[arg-type]
     found = with_memory(case, layout, settings, goal)
     return found, longest_context(found, goal.sequences_per_engine, goal.context) if has_room(case, found) else 0
 

@@ -65,8 +65,15 @@ def choose(case: Case) -> Choice | None:
 
 def lacks_room(case: Case, layout: Layout) -> bool:
     """Whether an equal share of the weights is more than a GPU has free: no setting would help."""
-    settings = base_settings(case, layout, case.goal, 1, 1)
-    return case.model.least_weights(layout, settings) > min(gpu.free_bytes for gpu in layout.gpus)
+    return case.model.least_weights(layout, _smallest(case)) > min(gpu.free_bytes for gpu in layout.gpus)
+
+
+def _smallest(case: Case) -> Settings:
+    """The settings with the smallest batch: the weights depend on none of them but those that are pinned."""
+    if "smallest" not in case.memo:
+        case.memo["smallest"] = base_settings(case, case.goal, 1, 1)
+    settings: Settings = case.memo["smallest"]
+    return settings
 
 
 def _keeps_more(left: Choice, right: Choice) -> bool:
@@ -111,7 +118,7 @@ def choose_settings(case: Case, layout: Layout) -> Choice:
 
 def attempt(case: Case, layout: Layout, sequences: int, tokens: int) -> Prediction:
     """A start with that batch, its memory limit chosen for the whole promise."""
-    return with_memory(case, layout, base_settings(case, layout, case.goal, sequences, tokens), case.goal)
+    return with_memory(case, layout, base_settings(case, case.goal, sequences, tokens), case.goal)
 
 
 def keeps_promise(case: Case, layout: Layout) -> bool:
@@ -166,7 +173,7 @@ def default_tokens(case: Case, gpu: Gpu, goal: Goal, sequences: int) -> int:
     return max(tokens, goal.context)
 
 
-def base_settings(case: Case, layout: Layout, goal: Goal, sequences: int, tokens: int) -> Settings:
+def base_settings(case: Case, goal: Goal, sequences: int, tokens: int) -> Settings:
     pins = case.pins
     default = float(case.release.default("gpu_memory_utilization"))
     return Settings(
@@ -242,7 +249,7 @@ def with_receipt(case: Case) -> Case:
     layout = next(case_layouts(bare), None)
     if layout is None:
         return case
-    start = predict(bare, layout, base_settings(bare, layout, bare.goal, *next(batch_limits(bare, layout, bare.goal))))
+    start = predict(bare, layout, base_settings(bare, bare.goal, *next(batch_limits(bare, layout, bare.goal))))
     weights = max((budget.weights for budget in start.distinct), key=lambda estimate: estimate.value)
     pool = min((budget.pool for budget in start.distinct), key=lambda estimate: estimate.value)
     return replace(case, model=replace(case.model, receipt=receipt.compared_with(weights, pool)))
