@@ -97,7 +97,7 @@ from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils._planning import InstanceError, plan_instances, refused_pin
 
-NEXT_COMMAND = "ansible-playbook playbooks/plan_vllm.yml"
+NEXT_COMMAND = "ansible-playbook gpufleet.vllm.plan_vllm"
 
 
 def plan(

@@ -41,6 +41,10 @@ options:
   image_gib:
     description: GiB that an image takes on Docker's disk while it is pulled. The default is that of the official image.
     type: float
+  commands:
+    description: The command lines of the playbooks that are proposed, by the names V(plan) and V(deploy).
+    type: dict
+    default: {}
 seealso:
   - plugin: gpufleet.vllm.preflight_table
     plugin_type: filter
@@ -93,6 +97,7 @@ def preflight(
     fixes: Mapping[str, Any] | None = None,
     tolerate: Sequence[str] = (),
     image_gib: float | None = None,
+    commands: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The checks. Raises AnsibleFilterError for facts that are none and for names that no check has."""
     if not isinstance(facts, Mapping) or "gpus" not in facts:
@@ -105,9 +110,8 @@ def preflight(
             f"gpufleet.vllm.preflight: tolerate names {', '.join(unknown)}, which no check is called; "
             f"the checks are {', '.join(CHECK_NAMES)}."
         )
-    return judge(
-        facts, plans, host, {name: _value(value) for name, value in (fixes or {}).items()}, tolerate, image_gib
-    )
+    allowed = {name: _value(value) for name, value in (fixes or {}).items()}
+    return judge(facts, plans, host, allowed, tolerate, image_gib, commands)
 
 
 def _value(value: Any) -> Any:

@@ -16,8 +16,9 @@ import yaml
 
 from .._catalogue import Release, UnknownRelease, release
 
-PLAN = "ansible-playbook playbooks/plan_vllm.yml"
-DEPLOY = "ansible-playbook playbooks/deploy_vllm.yml"
+# The playbooks by the names under which their commands are handed over.
+PLAN, DEPLOY = "plan", "deploy"
+COMMANDS = {PLAN: "ansible-playbook gpufleet.vllm.plan_vllm", DEPLOY: "ansible-playbook gpufleet.vllm.deploy_vllm"}
 
 
 @cache
@@ -70,13 +71,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Case:
-    """A host's facts as gpu_info gives them, its engines, and what the role may fix (variable: value)."""
+    """A host's facts as gpu_info gives them, its engines, what the role may fix (variable: value), the commands."""
 
     host: str
     facts: Mapping[str, Any]
     engines: tuple[Engine, ...]
     image_gib: float
     fixes: Mapping[str, Any]
+    commands: Mapping[str, str]
 
     @property
     def container_runtime(self) -> Mapping[str, Any]:
@@ -99,7 +101,7 @@ class Case:
     def command(self, playbook: str, extra: str = "") -> str:
         """A playbook for this host, as one types it."""
         limit = f" --limit {self.host}" if self.host else ""
-        return f"{playbook}{limit}" + (f" --extra-vars {extra}" if extra else "")
+        return f"{self.commands[playbook]}{limit}" + (f" --extra-vars {extra}" if extra else "")
 
 
 def read_engine(entry: Mapping[str, Any]) -> Engine:

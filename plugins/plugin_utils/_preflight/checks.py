@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from . import container_runtime, gpus, images, resources
-from .case import DEPLOY, PLAN, Case, Check, limits, read_engine
+from .case import COMMANDS, DEPLOY, PLAN, Case, Check, limits, read_engine
 
 CHECKS: tuple[Callable[[Case], Iterator[Check]], ...] = (
     gpus.driver,
@@ -61,12 +61,13 @@ def preflight(
     fixes: Mapping[str, Any] | None = None,
     tolerate: Sequence[str] = (),
     image_gib: float | None = None,
+    commands: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Judges a host by what gpu_info returned for it (with all of its subsets).
 
     plans: plans of the filter plan, or entries of vllm_instances. host: its inventory name. fixes: the variables of the
     role vllm_host by name. tolerate: names of checks of which a failure is only a warning. image_gib: GiB that an image
-    takes on Docker's disk while it is pulled.
+    takes on Docker's disk while it is pulled. commands: the command lines of the playbooks, {"plan", "deploy"}.
 
     Returns [{"check", "status" (ok, warning, failed), "what", "where", "fix", "next" (a command), "fixed_by" (a
     variable or None), "will_be_fixed"}]. What the facts do not tell is not judged.
@@ -78,6 +79,7 @@ def preflight(
         engines=tuple(read_engine(plan) for plan in plans),
         image_gib=float(needed),
         fixes=fixes or {},
+        commands={**COMMANDS, **(commands or {})},
     )
     found = [_tolerated(check, tolerate) for judge in CHECKS for check in judge(case)]
     return [asdict(_with_command(case, check)) for check in found]

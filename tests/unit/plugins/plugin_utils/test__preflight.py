@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_problems import PROBLEMS, problem, split
 from ansible_collections.gpufleet.vllm.plugins.module_utils._gpu_shape import new_gpu, new_host
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._preflight import CHECK_NAMES, preflight, table
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._preflight.case import DEPLOY, limits, older
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._preflight.case import COMMANDS, DEPLOY, limits, older
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._preflight.resources import overlaps
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -326,7 +326,7 @@ def test_gpus_after_a_daemon_reload(facts, keeps):
 def test_ways_to_keep_the_gpus(version, fixes, variable, will_be_fixed):
     check = only(changed(a_host(), "container_runtime", toolkit_version=version), "cgroup_driver", fixes=fixes)
     assert (check["fixed_by"], check["will_be_fixed"]) == (variable, will_be_fixed)
-    assert check["next"] == DEPLOY + " --limit gpu1" if will_be_fixed else variable in check["next"]
+    assert check["next"] == COMMANDS[DEPLOY] + " --limit gpu1" if will_be_fixed else variable in check["next"]
 
 
 # --- the host -----------------------------------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_failures_first_in_100_columns_and_the_next_command_last():
 
 def test_a_playbook_is_a_command_of_the_controller():
     lines = text_of(a_host(gpus=[a_gpu(persistence_mode="Disabled")])).splitlines()
-    assert lines[-1].startswith("Next: ansible-playbook playbooks/deploy_vllm.yml --limit gpu1")
+    assert lines[-1].startswith("Next: ansible-playbook gpufleet.vllm.deploy_vllm --limit gpu1")
 
 
 def test_what_will_be_fixed_does_not_keep_a_host_from_running():
