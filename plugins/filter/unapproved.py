@@ -54,7 +54,7 @@ def unapproved(plans: Sequence[Mapping[str, Any]], approved: Any) -> list[str]:
         return _approval.unapproved(plans, approved)
     except _approval.ApprovalError as error:
         raise AnsibleFilterError(
-            f"vllm_approved_digest {approved!r} {error}. Next: ansible-playbook playbooks/plan_vllm.yml"
+            f"vllm_approved_digest {approved!r} {error}. Next: ansible-playbook gpufleet.vllm.plan_vllm"
         ) from error
 
 

@@ -82,7 +82,7 @@ def test_a_mistake_is_named_with_instance_variable_value_and_remedy(variables, t
     for text in texts:
         assert text in str(caught.value)
     assert "gpu1: vllm_instances[chat]." in str(caught.value)
-    assert "Next: correct the inventory, then ansible-playbook playbooks/plan_vllm.yml" in str(caught.value)
+    assert "Next: correct the inventory, then ansible-playbook gpufleet.vllm.plan_vllm" in str(caught.value)
 
 
 def test_a_list_is_wanted():
