@@ -242,7 +242,7 @@ def describe_checkpoint(path, manifest=None, with_hash=False, report=None):
         path: the directory with config.json, or a Hugging Face cache folder (``models--org--name``).
         manifest: path of a manifest that the files have to agree with (see ``_checkpoint_hash``), or None.
         with_hash: also hash what the manifest names, or what a Hugging Face cache names by its hash.
-        report: called with a line of text as hashing advances.
+        report: called with progress ({"phase", "done_bytes", "total_bytes"}) as hashing advances.
     Returns: the normal form (see the module).
     Raises: ValueError where there is no checkpoint, its config.json cannot be read, or the manifest cannot.
     """

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from ._checkpoint_files import finding
@@ -85,31 +86,31 @@ def sha256_of(path, advance=None):
     return digest.hexdigest()
 
 
-class Progress:
-    """Reports the share of bytes hashed, once per tenth."""
+class Bytes:
+    """Counts bytes from several threads and reports them under the name of a phase."""
 
-    def __init__(self, total, report):
-        self.total, self.report, self.done, self.told = max(total, 1), report, 0, 0
+    def __init__(self, report, phase, total, done=0):
+        self._report, self._phase, self._total, self._done = report, phase, total, done
+        self._lock = threading.Lock()
 
     def advance(self, size):
-        self.done += size
-        tenth = 10 * self.done // self.total
-        if self.report and tenth > self.told:
-            self.told = tenth
-            self.report(f"{10 * tenth} % of {self.total} bytes hashed")
+        with self._lock:
+            self._done += size
+            self._report({"phase": self._phase, "done_bytes": self._done, "total_bytes": self._total})
 
 
 def verify(directory, manifest, with_hash, report=None, workers=4):
     """Holds a directory against a manifest.
 
-    Args: report: called with a line of text as hashing advances; workers: files hashed at once.
+    Args: report: called with progress, as a job's, as hashing advances; workers: files hashed at once.
     Returns: (findings, files that were hashed and are right).
     """
     findings = [problem for problem in (_presence_problem(directory, entry) for entry in manifest) if problem]
     if not with_hash:
         return findings, 0
     wanted = [e for e in manifest if e["sha256"] and os.path.isfile(os.path.join(directory, e["path"]))]
-    progress = Progress(sum(os.path.getsize(os.path.join(directory, e["path"])) for e in wanted), report)
+    total = sum(os.path.getsize(os.path.join(directory, entry["path"])) for entry in wanted)
+    progress = Bytes(report or (lambda told: None), "hashing", total)
     with ThreadPoolExecutor(max_workers=workers) as pool:
         problems = list(pool.map(lambda entry: _hash_problem(directory, entry, progress), wanted))
     findings += [problem for problem in problems if problem]

@@ -19,9 +19,8 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
 
-from ._checkpoint_hash import sha256_of
+from ._checkpoint_hash import Bytes, sha256_of
 from ._checkpoint_location import UNFINISHED_SUFFIXES
 from ._transfer import in_parallel
 
@@ -144,19 +143,6 @@ def remove_record(directory):
     for path in _places(directory):
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-class Bytes:
-    """Counts bytes from several threads and reports them under the name of a phase."""
-
-    def __init__(self, report, phase, total, done=0):
-        self._report, self._phase, self._total, self._done = report, phase, total, done
-        self._lock = threading.Lock()
-
-    def advance(self, size):
-        with self._lock:
-            self._done += size
-            self._report({"phase": self._phase, "done_bytes": self._done, "total_bytes": self._total})
 
 
 def make_manifest(directory, report, source=None):

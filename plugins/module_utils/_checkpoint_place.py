@@ -18,10 +18,9 @@ import shutil
 import time
 
 from ._checkpoint import describe_checkpoint
-from ._checkpoint_hash import sha256_of
+from ._checkpoint_hash import Bytes, sha256_of
 from ._checkpoint_manifest import (
     SUFFIX,
-    Bytes,
     list_files,
     load_record,
     make_record,

@@ -34,13 +34,19 @@ options:
     description:
       - Hash the files and compare them with O(manifest). Without one, a Hugging Face cache is compared with the names
         of its own files, which are their hashes.
-      - Several files are hashed at once. Every tenth of the bytes is noted in the host's system log.
+      - Several files are hashed at once, in a job that goes on when the connection is lost. How far it is is printed.
     type: bool
     default: false
-attributes:
-  check_mode:
-    description: Can run in check mode and return the same as without it.
-    support: full
+  wait:
+    description: Return when the files are hashed. The action plugin sets it to follow the work.
+    type: bool
+    default: true
+  job:
+    description: The job that is followed. Set by the action plugin.
+    type: str
+extends_documentation_fragment:
+  - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.info_module
 seealso:
   - module: gpufleet.vllm.gpu_info
 """
@@ -175,11 +181,39 @@ checkpoint:
       description: Number of files, their bytes, and how many were hashed and are right.
       returned: for models
       type: dict
+job:
+  description: How far the hashing is.
+  returned: while it runs and O(wait=false)
+  type: dict
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._checkpoint import describe_checkpoint
+from ..module_utils._checkpoint_host import job_key
+from ..module_utils._checkpoint_manifest import state_folder
+from ..module_utils._job import JobError, attend
+
+
+def hashed(parameters):
+    """What the module returns when files are hashed, which is a job: it may take minutes."""
+
+    def work(report):
+        try:
+            return describe_checkpoint(parameters["path"], parameters["manifest"], True, report)
+        except (ValueError, OSError) as error:
+            raise JobError(str(error)) from None
+
+    parameters = dict(parameters, path=os.path.abspath(parameters["path"]))
+    key = job_key("checkpoint_info", parameters["path"])
+    job = attend(key, work, parameters["job"], parameters["wait"], state_folder("jobs"), interval=0.2)
+    if job["state"] == "failed":
+        raise JobError(job["error"])
+    if job["state"] != "done":
+        return {"job": {name: job[name] for name in ("id", "state", "progress")}}
+    return {"checkpoint": job["result"]}
 
 
 def main():
@@ -188,17 +222,20 @@ def main():
             "path": {"type": "path", "required": True},
             "manifest": {"type": "path"},
             "hash": {"type": "bool", "default": False},
+            "wait": {"type": "bool", "default": True},
+            "job": {"type": "str"},
         },
         supports_check_mode=True,
     )
     parameters = module.params
     try:
-        checkpoint = describe_checkpoint(
-            parameters["path"], parameters["manifest"], parameters["hash"], report=module.log
-        )
-    except (ValueError, OSError) as error:
+        if parameters["hash"]:
+            result = hashed(parameters)
+        else:
+            result = {"checkpoint": describe_checkpoint(parameters["path"], parameters["manifest"])}
+    except (JobError, ValueError, OSError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=False, checkpoint=checkpoint)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ def module_arguments(arguments):
             yield
 
 
+@pytest.fixture(autouse=True)
+def jobs_of_the_test(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_info, "state_folder", lambda name: str(tmp_path / "state" / name))
+
+
 def run_module(capsys, **arguments):
     """(exit code, result) of the module."""
     with module_arguments(arguments), pytest.raises(SystemExit) as end:
@@ -91,7 +96,7 @@ def test_a_mistake_is_named_with_the_next_step(capsys, arguments, texts):
 
 def test_the_documentation_is_that_of_the_module():
     documentation = yaml.safe_load(checkpoint_info.DOCUMENTATION)
-    assert set(documentation["options"]) == {"path", "manifest", "hash"}
+    assert set(documentation["options"]) == {"path", "manifest", "hash", "wait", "job"}
     returned = yaml.safe_load(checkpoint_info.RETURN)["checkpoint"]["contains"]
     finding = returned["findings"]["contains"]
     assert set(finding) == {"class", "title", "evidence", "next", "severity"}
