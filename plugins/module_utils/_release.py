@@ -28,6 +28,9 @@ import time
 #: The unit that goes back without a controller, one for all instances.
 ROLLBACK_UNIT = "vllm-rollback@.service"
 
+#: The unit that keeps the members of an engine over several hosts together, one for all instances.
+MEMBERS_UNIT = "vllm-members@.service"
+
 #: Held by who deploys, see the module deploy_lock.
 DEPLOY_LOCK = "run/vllm/deploy.lock"
 
@@ -62,10 +65,12 @@ class Instance:
             "smoke.sh": (os.path.join(etc, "smoke.sh"), 0o700),
             "archive.sh": (os.path.join(etc, "archive.sh"), 0o700),
         }
-        # What goes back without a controller. It belongs to no release: the newest one serves all.
+        # What works without a controller. It belongs to no release: the newest one serves all.
         self.tools = {
             "release.py": (os.path.join(etc, "release.py"), 0o700),
             ROLLBACK_UNIT: (os.path.join(systemd, ROLLBACK_UNIT), 0o644),
+            "members.py": (os.path.join(etc, "members.py"), 0o700),
+            MEMBERS_UNIT: (os.path.join(systemd, MEMBERS_UNIT), 0o644),
         }
 
     def folder(self, number):

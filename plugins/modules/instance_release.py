@@ -71,6 +71,11 @@ options:
           - The unit C(vllm-rollback@.service), which goes back without a controller. It runs
             C(/etc/vllm/NAME/release.py), which this module puts there. It belongs to no release.
         type: str
+      members:
+        description:
+          - For an engine over several hosts, the unit C(vllm-members@.service), which keeps its members together. It
+            runs C(/etc/vllm/NAME/members.py), which this module puts there. It belongs to no release.
+        type: str
   environment:
     description:
       - Secret variables of the engine, such as its API key, written to C(/etc/vllm/NAME/engine.env) with mode 0600.
@@ -198,7 +203,7 @@ import re
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _release
+from ..module_utils import _member_watch, _release
 from ..module_utils._release_changes import compare
 
 FILES = {
@@ -206,6 +211,7 @@ FILES = {
     "smoke": {"type": "str", "required": True},
     "archive": {"type": "str", "required": True},
     "rollback": {"type": "str"},
+    "members": {"type": "str"},
 }
 ARGUMENT_SPEC = {
     "name": {"type": "str", "required": True},
@@ -246,7 +252,7 @@ def present(instance, params, check):
     return {
         "changed": changes["changed"] or current is not found or bool(repaired),
         "restart": changes["restart"],
-        "daemon_reload": unproven or before["unit"] != after["unit"] or _release.ROLLBACK_UNIT in repaired,
+        "daemon_reload": unproven or before["unit"] != after["unit"] or any("@" in name for name in repaired),
         "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired if before["unit"]],
         "release": release["number"],
         "previous": release["previous"],
@@ -314,6 +320,10 @@ def begin(instance, current, after, changes, params, check):
 def repair(instance, params, check):
     """Have the folders, the tools and the modes right that belong to no release. Returns the names of what was not."""
     tools = {"release.py": inspect.getsource(_release), _release.ROLLBACK_UNIT: params["files"]["rollback"]}
+    if params["files"].get("members"):
+        tools.update(
+            {"members.py": inspect.getsource(_member_watch), _release.MEMBERS_UNIT: params["files"]["members"]}
+        )
     repaired = [name for name, text in tools.items() if text and text != _release.read_text(instance.tools[name][0])]
     modes = dict(instance.files, **instance.tools, **{"engine.env": (instance.environment, 0o600)})
     wrong = [name for name, place in modes.items() if name not in repaired and _has_wrong_mode(*place)]
