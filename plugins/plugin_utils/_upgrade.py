@@ -91,6 +91,8 @@ def _memory_findings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
         yield _finding("blocker", "memory", f"it does not fit on the target; what would: {needs}")
     elif (before["verdict"], after["verdict"]) == ("fits", "fits_reduced"):
         yield _finding("change", "memory", f"the whole promise is kept now and not on the target; what would: {needs}")
+    elif after["verdict"] == "unverified" != before["verdict"]:
+        yield _finding("change", "memory", "the target's KV cache of this model is not understood: the plan is unverified")
     elif before["verdict"] in FITTING and after["verdict"] in FITTING:
         yield from _cache_findings(before["kv"].get("tokens"), after["kv"].get("tokens"))
 

@@ -24,11 +24,10 @@ from typing import Any
 
 DATA = Path(__file__).parent / "data"
 GIB_PER_MIB = 1 / 1024
-ADD_COMMAND = "python tools/catalogue add"
 
 
 class UnknownRelease(ValueError):
-    """The version, tag or image is not in the catalogue; the message says what is, and how to add one."""
+    """The version, tag or image is not in the catalogue; the message says what is."""
 
 
 @cache
@@ -383,10 +382,10 @@ def release(version: str) -> Release:
 def _unknown(number: str) -> str:
     near = difflib.get_close_matches(number, known_releases(), n=3, cutoff=0.6)
     oldest, newest = known_releases()[0], known_releases()[-1]
-    hint = f" Near it: {', '.join('v' + item for item in near)}." if near else ""
+    hint = f" (near it: {', '.join('v' + item for item in near)})" if near else ""
     return (
-        f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}.{hint} "
-        f"To add a release that PyPI has: {ADD_COMMAND} {number}"
+        f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}: take one of those{hint}, or a "
+        "version of this collection that knows it"
     )
 
 

@@ -13,7 +13,7 @@ from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gpufleet.vllm.plugins.filter.explain import FilterModule as ExplainModule
 from ansible_collections.gpufleet.vllm.plugins.filter.plan_upgrade import FilterModule
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._upgrade import image_of
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._upgrade import _memory_findings, image_of
 
 plan_upgrade, explain = FilterModule().filters()["plan_upgrade"], ExplainModule().filters()["explain"]
 
@@ -115,3 +115,10 @@ def test_the_image_of_the_target(image, target, expected):
 def test_a_mistake_is_an_ansible_error(variables, target, told):
     with pytest.raises(AnsibleFilterError, match=f"plan_upgrade: .*{told}"):
         reports(target, **variables)
+
+
+@pytest.mark.parametrize(("before", "found"), [("fits", ["change"]), ("fits_reduced", ["change"]), ("unverified", [])])
+def test_a_model_that_is_no_longer_understood_is_a_change(before, found):
+    now = {"verdict": before, "needs": [], "kv": {}}
+    findings = list(_memory_findings(now, {**now, "verdict": "unverified"}))
+    assert [finding["severity"] for finding in findings] == found

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,13 @@ def test_a_release_is_found_by_version_tag_or_image(written: str, version: str, 
     [
         ("latest", "names no vLLM release"),
         ("vllm/vllm-openai:latest", "write its tag"),
-        ("0.34.0", "python tools/catalogue add 0.34.0"),
+        ("0.34.0", "take one of those (near it: v0.3"),
         ("0.8.5", "from v0.9.0 to v0.33.0"),
         ("v0.32.0-musl", "known tags: v0.32.0, v0.32.0-cu129"),
     ],
 )
 def test_an_unknown_release_is_refused_with_the_next_step(written: str, needed: str) -> None:
-    with pytest.raises(UnknownRelease, match=needed.replace(".", r"\.")):
+    with pytest.raises(UnknownRelease, match=re.escape(needed)):
         release(written)
 
 
