@@ -92,7 +92,7 @@ def _memory_findings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     elif (before["verdict"], after["verdict"]) == ("fits", "fits_reduced"):
         yield _finding("change", "memory", f"the whole promise is kept now and not on the target; what would: {needs}")
     elif after["verdict"] == "unverified" != before["verdict"]:
-        yield _finding("change", "memory", "the target's KV cache of this model is not understood: the plan is unverified")
+        yield _finding("change", "memory", "how the target caches this model is not understood: the plan is unverified")
     elif before["verdict"] in FITTING and after["verdict"] in FITTING:
         yield from _cache_findings(before["kv"].get("tokens"), after["kv"].get("tokens"))
 

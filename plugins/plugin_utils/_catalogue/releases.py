@@ -384,8 +384,8 @@ def _unknown(number: str) -> str:
     oldest, newest = known_releases()[0], known_releases()[-1]
     hint = f" (near it: {', '.join('v' + item for item in near)})" if near else ""
     return (
-        f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}: take one of those{hint}, or a "
-        "version of this collection that knows it"
+        f"vLLM v{number} is not in the catalogue, which goes from v{oldest} to v{newest}: take one of those{hint}, or "
+        "a version of this collection that knows it"
     )
 
 
