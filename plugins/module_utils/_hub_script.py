@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 import struct
+import sys
 
 COMMIT = re.compile(r"^[0-9a-f]{40}$")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".ot")
@@ -40,7 +41,8 @@ class HubError(Exception):
 
 
 def say(**told):
-    print(json.dumps(told), flush=True)
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
 
 
 def not_wanted(names):
