@@ -179,7 +179,8 @@ def _service(plan: Plan) -> Iterator[str]:
     kv, workload = plan["kv"], plan["workload"]
     if not kv.get("tokens") or plan["verdict"] not in RUNNING:
         return
-    yield f"{capacity(plan)}: {kv['max_concurrency']:,.2f}{between(kv, 'max_concurrency', ',.2f')}"
+    range_ = between(kv, "max_concurrency", ",.2f")
+    yield f"{capacity(plan)}: {kv['max_concurrency']:,.2f}{range_}" if range_ else capacity(plan)
     if not workload.get("sequences"):
         return
     verb = "Reduced to" if plan["verdict"] == "fits_reduced" else "Planned for"
