@@ -27,7 +27,10 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         self._task_vars = task_vars or {}
         self._host = str(self._task_vars.get("inventory_hostname", "host"))
+        self._known = (self._task_vars.get("ansible_facts") or {}).get(_FACTS) or {}
         arguments = self._localized(dict(self._task.args))
+        # Instances of one host may need different images of one repository.
+        arguments["keep"] = [*(arguments.get("keep") or []), *self._known]
         # The digest would take the room of the figures.
         subject = "image " + str(arguments.get("name")).partition("@")[0]
         follower = Follower(self, _MODULE, self._task_vars, subject)
@@ -66,6 +69,5 @@ class ActionModule(ActionBase):
         return {**told, "msg": f"{self._host}: {message}{advice}", "findings": findings}
 
     def _with_facts(self, told: dict[str, Any], name: str) -> dict[str, Any]:
-        before = (self._task_vars.get("ansible_facts") or {}).get(_FACTS) or {}
         known = {name: told["image"]} if told.get("image") else {}
-        return {**told, "ansible_facts": {_FACTS: {**before, **known}}}
+        return {**told, "ansible_facts": {_FACTS: {**self._known, **known}}}

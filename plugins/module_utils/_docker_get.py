@@ -81,7 +81,7 @@ _CAUSES = (
         "no such host|network is unreachable|no route to host|connection refused|timeout|timed out|misbehaving|"
         "temporary failure|request canceled|proxyconnect",
         "{registry} cannot be reached from this host",
-        "set vllm_image_source to a mirror, an archive or another host (ansible-doc --type role gpufleet.vllm.vllm_image)",
+        "set vllm_image_source: a mirror, archive or other host (ansible-doc -t role gpufleet.vllm.vllm_image)",
     ),
     ("No Docker engine answers|refuses this user|in the middle", "Docker does not answer", "systemctl status docker"),
 )

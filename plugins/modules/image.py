@@ -88,7 +88,7 @@ options:
     default: false
   keep:
     description:
-      - Names of images that O(prune) leaves alone.
+      - Names of images that O(prune) leaves alone, beside those that this module brought or found in this run.
     type: list
     elements: str
     default: []

@@ -81,9 +81,11 @@ def run_action(monkeypatch, tmp_path):
 
 def test_the_fact_has_every_image_of_the_run(run):
     variables = {"ansible_facts": {"vllm_image_facts": {"other:1": {"id": "sha256:2"}}}}
-    told, _host, printed = run({"changed": False, "image": FACTS}, variables=variables)
+    told, host, printed = run({"changed": False, "image": FACTS}, variables=variables, keep=["kept:1"])
     assert told["ansible_facts"] == {"vllm_image_facts": {"other:1": {"id": "sha256:2"}, NAME: FACTS}}
     assert printed == []
+    # What another instance of the host was given a moment ago is not pruned.
+    assert host.asked[0]["keep"] == ["kept:1", "other:1"]
 
 
 def test_a_pull_is_followed_and_its_difference_is_that_of_the_beginning(run):
