@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
 from ..plugin_utils._planning import InstanceError, plan_instances, refused_pin
+from ..plugin_utils._planning.spans import judge_spans, plan_host, together, with_warnings
 
 SPECIFICATION: dict[str, dict[str, Any]] = {
     "instances": {"type": "list", "elements": "dict", "required": True},
@@ -20,6 +21,9 @@ SPECIFICATION: dict[str, dict[str, Any]] = {
     "current_plans": {"type": "dict", "default": {}},
     "receipts": {"type": "dict", "default": {}},
     "next_command": {"type": "str", "required": True},
+    "host": {"type": "str"},
+    "member_fact": {"type": "str"},
+    "reach_fact": {"type": "str"},
 }
 
 
@@ -33,14 +37,41 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, arguments = self.validate_argument_spec(SPECIFICATION)
         next_command = arguments.pop("next_command")
+        host, member_fact, reach_fact = (arguments.pop(name) for name in ("host", "member_fact", "reach_fact"))
+        variables = task_vars or {}
+        checks: list[dict[str, Any]] = []
         try:
-            plans = plan_instances(**arguments)
+            if member_fact:
+                plans, checks = _plan_host(str(host), member_fact, str(reach_fact), variables)
+            else:
+                plans = plan_instances(**arguments)
         except InstanceError as error:
             return _refused(result, error.errors, next_command)
         refused = [
             refused_pin(str(item["name"]), error).on(item["hosts"]) for item in plans for error in item["errors"]
         ]
-        return _refused(result, refused, next_command) if refused else {**result, "changed": False, "plans": plans}
+        if refused:
+            return _refused(result, refused, next_command)
+        return {**result, "changed": False, "plans": plans, "member_checks": checks}
+
+
+def _plan_host(
+    host: str, member_fact: str, reach_fact: str, variables: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The plans of a host with engines that span it, and what the members' checks of each other found.
+
+    The facts of the other members are taken from theirs: only of those hosts that engines chain to this one.
+    """
+    hostvars, groups = variables["hostvars"], variables.get("groups") or {}
+
+    def told(name: str) -> Any:
+        return hostvars[name].get(member_fact) if name in hostvars else None
+
+    members = together(host, told, groups)
+    plans = plan_host(host, members, groups)
+    reach = {name: hostvars[name].get(reach_fact) or {} for name in members}
+    judged = judge_spans(plans, members, reach)
+    return with_warnings(plans, judged), [check for checks in judged.values() for check in checks]
 
 
 def _refused(result: dict[str, Any], faults: Sequence[object], next_command: str) -> dict[str, Any]:

@@ -49,6 +49,20 @@ options:
     description: What vLLM measured at earlier starts, by the name of the instance.
     type: dict
     default: {}
+  host:
+    description: Inventory name of the host, where O(member_fact) is given.
+    type: str
+  member_fact:
+    description:
+      - For a host with instances that span several, the name of a fact that every member holds. It has C(instances),
+        C(facts) (C(gpu_info), C(checkpoints), C(plans), C(receipts)) and C(network), what
+        M(gpufleet.vllm.member_info) returned.
+      - If given, these facts are planned with, and not O(instances), O(hosts) and what follows. Each member computes
+        the same plan of an engine that spans them.
+    type: str
+  reach_fact:
+    description: Name of the fact with what M(gpufleet.vllm.member_info) returned about the peers of each member.
+    type: str
   next_command:
     description: The command to try after the instances were corrected.
     type: str
@@ -78,6 +92,13 @@ EXAMPLES = r"""
 RETURN = r"""
 plans:
   description: One plan an instance, in the order of the instances; see P(gpufleet.vllm.plan#filter).
+  returned: success
+  type: list
+  elements: dict
+member_checks:
+  description:
+    - What the members of the engines that span this host found of each other, as P(gpufleet.vllm.preflight#filter)
+      returns checks. Empty for a host without such engines.
   returned: success
   type: list
   elements: dict

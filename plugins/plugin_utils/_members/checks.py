@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Whether hosts can be one engine: what must be the same on all, and whether they reach each other. Private.
 
-A check is {"check", "status" (ok, warning, failed), "what", "where", "fix", "next" (a command)}, as of a single host.
+A check is {"check", "status" (ok, warning, failed), "what", "where", "fix", "next" (a command), "fixed_by" (None),
+"will_be_fixed" (False)}, as of a single host.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def check_content(plan: Mapping[str, Any], facts: Facts) -> list[Check]:
 
 
 def _check(check: str, status: str, what: str, where: str, fix: str = "", following: str = "") -> Check:
-    return {"check": check, "status": status, "what": what, "where": where, "fix": fix, "next": following}
+    told = {"check": check, "status": status, "what": what, "where": where, "fix": fix, "next": following}
+    return {**told, "fixed_by": None, "will_be_fixed": False}
 
 
 def _ok(check: str, what: str, plan: Mapping[str, Any]) -> Check:

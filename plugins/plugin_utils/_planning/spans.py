@@ -16,13 +16,16 @@ from typing import Any
 
 from .._catalogue import UnknownRelease
 from .._catalogue import release as find_release
-from .._members import LAUNCHES, MemberError, describe_launch
+from .._members import LAUNCHES, MemberError, check_members, check_reach, describe_launch
 from .errors import Faults, InstanceError
 from .fleet import check_unique, plan_instances, reserve
 from .verdicts import FITTING
 
 Member = Mapping[str, Any]
 Plan = dict[str, Any]
+
+MEMBERS = "members: "
+"""How warnings about the members of an engine begin."""
 
 LAUNCH_PINS = ("master_addr", "master_port")
 """Arguments of the launch that may be pinned: the plan's launch holds them, not its arguments."""
@@ -110,6 +113,37 @@ def plan_host(host: str, members: Mapping[str, Member], groups: Mapping[str, Seq
 
 def _named(name: str, gpu_info: Mapping[str, Any]) -> dict[str, Any]:
     return {**copy.deepcopy(dict(gpu_info)), "name": name}
+
+
+def judge_spans(
+    plans: Sequence[Plan], members: Mapping[str, Member], reach: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """{name: checks} of the engines that span hosts, of which the members told of their network. reach: see
+    check_reach."""
+    found = {}
+    for planned in plans:
+        hosts = planned["hosts"]
+        if planned.get("launch") and planned["devices"] and all(members[host].get("network") for host in hosts):
+            facts = {
+                host: {"network": members[host]["network"], "gpu_info": members[host]["facts"]["gpu_info"]}
+                for host in hosts
+            }
+            found[str(planned["name"])] = [*check_members(planned, facts), *check_reach(planned, reach)]
+    return found
+
+
+def with_warnings(plans: Sequence[Plan], judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Plan]:
+    """The plans with what is not as it should be between the members among their warnings."""
+    return [_with_warnings(planned, judged.get(str(planned["name"]), ())) for planned in plans]
+
+
+def _with_warnings(planned: Plan, checks: Sequence[Mapping[str, Any]]) -> Plan:
+    # A plan that stays as it was brings the warnings of then.
+    kept = [warning for warning in planned["warnings"] if not warning.startswith(MEMBERS)]
+    told = [
+        f"{MEMBERS}{check['where']}: {check['what']}; {check['fix']}" for check in checks if check["status"] != "ok"
+    ]
+    return {**planned, "warnings": [*kept, *told]}
 
 
 # --- what may be wrong --------------------------------------------------------------------------------------------
