@@ -43,7 +43,7 @@ _UNTOUCHED = "Engines that run go on serving; nothing was changed."
 _CAUSES = (
     (
         "no space left on device|disk quota exceeded",
-        "the disk of {root} is full ({free} free)",
+        "the disk of {root} filled up ({free} are free now)",
         "docker system df; df -h {root}",
     ),
     (
@@ -70,7 +70,7 @@ _CAUSES = (
     (
         "gave HTTP response to HTTPS client",
         "{registry} speaks HTTP, which Docker allows only where it is told to",
-        'add "{registry}" to insecure-registries in /etc/docker/daemon.json (vllm_host_docker_daemon), or give it TLS',
+        'add "{registry}" to insecure-registries in /etc/docker/daemon.json, or give it TLS',
     ),
     (
         "x509:|certificate",

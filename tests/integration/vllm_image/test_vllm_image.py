@@ -249,7 +249,7 @@ def test_a_full_disk_is_found_before_and_named_if_it_fills_up(hosts):
     finally:
         shell(hosts[:1], USUAL_DISK)
     assert code != 0 and changes == 0
-    assert "the disk of /var/lib/docker-small is full" in output, output
+    assert "the disk of /var/lib/docker-small filled up" in output, output
     assert "class: disk_full" in output
 
 

@@ -69,7 +69,7 @@ def refused(docker, reference=TAGGED, **more):
 @pytest.mark.parametrize(
     ("said", "means", "advice"),
     [
-        ("write /x: no space left on device", "the disk of / is full (100.0 GiB free)", "docker system df"),
+        ("write /x: no space left on device", "the disk of / filled up (100.0 GiB are free now)", "docker system df"),
         ("manifest unknown", "docker.io has no such image", "docker manifest inspect"),
         (
             "pull access denied for x, repository does not exist or may require",
@@ -268,3 +268,21 @@ def test_room_for_an_archive():
     assert space.bytes_to_load(GIB, False, False) == 2 * GIB
     assert space.bytes_to_load(GIB, False, True) == pytest.approx(3.38 * GIB, rel=0.01)
     assert space.bytes_to_load(GIB, True, False) == pytest.approx(4.77 * GIB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("registry", "insecure"),
+    [
+        ("docker.io", False),
+        ("registry.example:5000", True),
+        ("other.example:5000", False),
+        ("127.0.0.1:5000", True),
+        ("[fd00::1]:5000", False),
+        ("10.1.2.3", False),
+        ("localhost:5000", True),
+    ],
+)
+def test_registries_with_which_the_engine_speaks_http(registry, insecure):
+    known = {"docker.io": {"Secure": True}, "registry.example:5000": {"Secure": False}}
+    info = {"RegistryConfig": {"IndexConfigs": known, "InsecureRegistryCIDRs": ["127.0.0.0/8"]}}
+    assert getting._is_insecure(info, registry) is insecure
