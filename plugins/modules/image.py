@@ -54,6 +54,7 @@ options:
           - Where the archive is. V(host) is the host itself, also for a file on NFS, V(controller) the machine that
             runs Ansible.
           - The name of another host of the inventory works with the role P(gpufleet.vllm.vllm_image#role).
+          - Write it with quotes, C("on"); without them YAML takes the word for V(true).
         type: str
         default: host
       from_host:
@@ -201,8 +202,8 @@ received:
   returned: with O(upload)
   type: int
 job:
-  description: The job that brings the image, while it runs.
-  returned: if something had to be done
+  description: The job that brings the image, with C(id), C(state) and C(progress). The action plugin waits for its end.
+  returned: while it runs, with O(wait=false)
   type: dict
 findings:
   description: The causes that the message of a failure shows, most probable first.
