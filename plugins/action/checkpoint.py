@@ -80,8 +80,8 @@ class ActionModule(ActionBase):
         if told.get("failed") or told.get("checkpoint"):
             return told
         place = self._place()
-        outline = self._locally(place, lambda report: {"directory": place.outline(report)})["directory"]
-        return {**told, "checkpoint": {**checkpoints.describe(outline), "path": self._arguments["path"]}}
+        done = self._locally("checkpoint_outline", place, lambda report: {"directory": place.outline(report)})
+        return {**told, "checkpoint": {**checkpoints.describe(done["directory"]), "path": self._arguments["path"]}}
 
     def _from_controller(self) -> dict[str, Any]:
         place = self._place()
@@ -91,13 +91,13 @@ class ActionModule(ActionBase):
         if "source_host" not in told:
             return told
         if not is_known:
-            known = self._locally(place, place.have)
+            known = self._locally("checkpoint_source", place, place.have)
             told = self._follow(manifest=known)
         return self._push(place.directory, known) if "source_host" in told else told
 
-    def _locally(self, place: Any, work: Work) -> dict[str, Any]:
+    def _locally(self, kind: str, place: Any, work: Work) -> dict[str, Any]:
         """Does the work in a job on the controller. Where several hosts want it at once, it is done once."""
-        key = checkpoints.job_key("checkpoint_source", place.directory)
+        key = checkpoints.job_key(kind, place.directory)
         progress = Progress()
         followed = None
         while True:
@@ -144,7 +144,7 @@ class ActionModule(ActionBase):
             if error.full:
                 told = self._follow(manifest=wanted, step="abandon")
                 raise JobError(str(told.get("msg")), str(told.get("next", ""))) from None
-            raise JobError(str(error), "Run the same command again; it goes on where it stopped") from None
+            raise JobError(str(error), error.next_step) from None
         return True
 
     def _bring_files(self, directory: str, wanted: dict[str, Any] | None, begun: dict[str, Any]) -> None:

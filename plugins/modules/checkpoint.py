@@ -75,7 +75,7 @@ options:
   step:
     description: A part of the work. Set by the action plugin while it copies from the controller.
     type: str
-    choices: [all, look, begin, append, finish, abandon]
+    choices: [all, begin, append, finish, abandon]
     default: all
   piece:
     description: The file, the offset and the temporary path of what the step V(append) adds. Set by the action plugin.
@@ -325,8 +325,6 @@ class Task:
 
     def _step(self):
         step = self.options["step"]
-        if step == "look":
-            return {"changed": False, "record": checkpoints.read_record(self.path)}
         if step == "begin":
             return {"changed": False, **checkpoints.begin_push(self.path, self.wanted)}
         if step == "append":
@@ -398,7 +396,7 @@ def main():
             "job": {"type": "str"},
             "step": {
                 "type": "str",
-                "choices": ["all", "look", "begin", "append", "finish", "abandon"],
+                "choices": ["all", "begin", "append", "finish", "abandon"],
                 "default": "all",
             },
             "piece": {"type": "dict"},

@@ -114,16 +114,16 @@ def run(module):
     if module.params["state"] == "served":
         return {"changed": False, "offer": {} if module.check_mode else offer(place, source, module.params["to"])}
     if module.params["state"] == "described":
-        return outcome(module, place, lambda report: {"outline": place.outline(report)})
+        return outcome(module, "checkpoint_outline", place, lambda report: {"outline": place.outline(report)})
     known = checkpoints.manifest_without_hashing(place)
     if module.check_mode or (known and known["digest"]):
         return {"changed": False, "manifest": known}
-    return outcome(module, place, lambda report: {"manifest": place.have(report)})
+    return outcome(module, "checkpoint_source", place, lambda report: {"manifest": place.have(report)})
 
 
-def outcome(module, place, work):
+def outcome(module, kind, place, work):
     """Has the work done as a job, which outlives this module."""
-    key = checkpoints.job_key("checkpoint_source", place.directory)
+    key = checkpoints.job_key(kind, place.directory)
     job = attend(key, work, module.params["job"], module.params["wait"], state_folder("jobs"), interval=0.2)
     if job["state"] == "failed":
         raise JobError(job["error"], job["next"])

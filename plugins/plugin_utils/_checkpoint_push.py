@@ -22,6 +22,7 @@ from ansible.plugins.action import ActionBase
 
 PIECE_BYTES = 64 * 1024 * 1024
 """What is lost when a copy in pieces is interrupted; each costs two round trips."""
+_AGAIN = "Run the same command again; it goes on where it stopped"
 _PROGRESS = re.compile(r"^\s*([\d,.]+)\s+\d+%")
 
 Report = Callable[[dict[str, Any]], None]
@@ -29,11 +30,12 @@ RunModule = Callable[..., dict[str, Any]]
 
 
 class PushError(Exception):
-    """A copy that failed; ``full`` where the reason is the host's disk."""
+    """A copy that failed; ``full`` where rsync's reason is the host's disk; ``next_step``: what to try."""
 
-    def __init__(self, message: str, full: bool = False) -> None:
+    def __init__(self, message: str, full: bool = False, next_step: str = _AGAIN) -> None:
         super().__init__(message)
         self.full = full
+        self.next_step = next_step
 
 
 class OvertakenError(Exception):
@@ -128,7 +130,7 @@ def push_in_pieces(
         action._fixup_perms2((action._connection._shell.tmpdir, remote))
         told = run_module(step="append", piece={"name": entry["path"], "offset": offset, "piece": remote})
         if told.get("failed"):
-            raise PushError(str(told.get("msg")))
+            raise PushError(str(told.get("msg")), next_step=str(told.get("next") or _AGAIN))
         if not told["changed"]:
             raise OvertakenError(entry["path"])
         done += len(piece)

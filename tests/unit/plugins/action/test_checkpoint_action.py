@@ -23,6 +23,7 @@ from ansible_collections.gpufleet.vllm.plugins.action import checkpoint as plugi
 from ansible_collections.gpufleet.vllm.plugins.action import checkpoint_source as source_plugin
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_hub as hubs
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_manifest as manifests
+from ansible_collections.gpufleet.vllm.plugins.module_utils._job import JobError
 from ansible_collections.gpufleet.vllm.plugins.modules import checkpoint, checkpoint_source
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils import _checkpoint_push as pushing
 
@@ -159,6 +160,15 @@ def test_another_run_that_brings_the_same_is_followed(host, source, target, monk
     host.before = overtake
     told = host.run(path=str(target), source=on_controller(source))
     assert (told.get("changed"), contents(target)) == (False, contents(source)), told
+
+
+def test_a_disk_that_becomes_full_is_told_with_what_to_look_at(host, source, target, monkeypatch):
+    def full(path, wanted, **piece):
+        raise JobError("The disk is full.", "df -h")
+
+    monkeypatch.setattr(checkpoint.checkpoints, "append", full)
+    told = host.run(path=str(target), source=on_controller(source))
+    assert (told["failed"], told["msg"]) == (True, "gpu1: The disk is full. Next: df -h")
 
 
 def test_a_description_needs_no_copy(host, source, target):
