@@ -57,7 +57,8 @@ def _host_files(host: str, variables: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 def _instance_files(folder: str, evidence: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield f"{folder}/log", evidence["log"]
-    yield f"{folder}/unit.json", {name: evidence[name] for name in ("unit", "phase", "container", "errors")}
+    told = ("unit", "phase", "container", "request", "errors")
+    yield f"{folder}/unit.json", {name: evidence[name] for name in told}
     for number, sample in enumerate(evidence["samples"], 1):
         yield f"{folder}/metrics-{number}.txt", sample["metrics"] or "no answer"
     for name, text in {**evidence["files"], **evidence["host"]}.items():

@@ -49,6 +49,13 @@ options:
       - Seconds between two looks.
     type: float
     default: 5
+  request_timeout:
+    description:
+      - Seconds to wait for the answer to a real request, which C(/etc/vllm/NAME/smoke.sh) sends between the looks. An
+        engine that hangs may still answer C(/health), and shows no request in C(/metrics).
+      - With V(0) no request is sent.
+    type: int
+    default: 30
   timeout:
     description:
       - Seconds to wait for an answer of C(/metrics) and C(/health).
@@ -109,6 +116,10 @@ samples:
   returned: always
   type: list
   elements: dict
+request:
+  description: What came of the request, C(rc) (V(124) for no answer in time), C(seconds) and C(output), or none.
+  returned: always
+  type: dict
 failures:
   description:
     - The newest archived failures, newest first, each C(number) and C(files) by name (C(log), C(failure.json),
@@ -131,6 +142,7 @@ errors:
   elements: str
 """
 
+import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -162,16 +174,23 @@ def look(health, timeout, began):
     }
 
 
-def samples(params, runs):
-    """The looks at an engine whose unit runs."""
-    if not runs:
-        return []
-    url, began, looks = health_url(params["address"], params["port"]), time.monotonic(), []
+def watch(run, params, smoke, secrets):
+    """Returns (looks at an engine that runs, what came of a request between the first two)."""
+    url, began, looks, request = health_url(params["address"], params["port"]), time.monotonic(), [], None
     for number in range(params["samples"]):
+        if number == 1 and looks[0]["healthy"] and params["request_timeout"] and os.path.exists(smoke):
+            request = send(run, smoke, params["request_timeout"], secrets)
         if number:
-            time.sleep(params["interval"])
+            time.sleep(max(0.0, number * params["interval"] - (time.monotonic() - began)))
         looks.append(look(url, params["timeout"], began))
-    return looks
+    return looks, request
+
+
+def send(run, smoke, timeout, secrets):
+    """A real request to the engine, as the deployment sends it."""
+    began = time.monotonic()
+    rc, out, err = run(["timeout", str(timeout), smoke])
+    return {"rc": rc, "seconds": round(time.monotonic() - began, 2), "output": redact(out + err, secrets)}
 
 
 def evidence_info(run, params, root="/"):
@@ -181,7 +200,9 @@ def evidence_info(run, params, root="/"):
     unit = read_unit(run, instance.container + ".service")
     log, _tail, error = read_journal(run, unit["invocation_id"], params["lines"])
     files, errors = read_files(instance, secrets)
-    looks = samples(params, unit["active_state"] == "active")
+    looks, request = [], None
+    if unit["active_state"] == "active":
+        looks, request = watch(run, params, os.path.join(instance.configuration, "smoke.sh"), secrets)
     phase = phase_of(unit, parse_boot_log(log)["phase"], looks[-1]["healthy"] if looks else None)
     if error:
         errors.append(f"The journal of {unit['name']} cannot be read: {error}")
@@ -192,6 +213,7 @@ def evidence_info(run, params, root="/"):
         "log": redact(log, secrets),
         "container": read_container(run, instance, secrets),
         "samples": looks,
+        "request": request,
         "failures": read_failures(instance, params["failures"], secrets),
         "files": files,
         "host": read_host(run, secrets),
@@ -208,6 +230,7 @@ def main():
             "lines": {"type": "int", "default": 4000},
             "samples": {"type": "int", "default": 2},
             "interval": {"type": "float", "default": 5},
+            "request_timeout": {"type": "int", "default": 30},
             "timeout": {"type": "float", "default": 5},
             "failures": {"type": "int", "default": 2},
         },

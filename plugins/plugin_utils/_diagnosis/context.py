@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .change import release_of
@@ -13,6 +14,13 @@ Finding = dict[str, Any]
 
 _MEMORY_CLASSES = ("gpu_shared_free_memory", "oom_weights", "oom_kv_cache", "oom_runtime", "oom_cudagraph")
 _KILLED = 9
+_KILLED_TITLE = "The kernel killed the engine because the host ran out of memory"
+_KILLED_BY_OTHERS = {
+    "title": "The engine was ended by SIGKILL, and not by the kernel",
+    "explanation": "The kernel's out-of-memory killer left no trace of it. Somebody or something sent the signal: "
+    "docker kill, a stop that took too long, or a limit of the container. Look at what else manages containers.",
+    "confidence": 0.8,
+}
 # A difference of plan and log that may be the reason why memory is short.
 _NOTABLE_GIB = 0.5
 _COMPARED = {
@@ -41,11 +49,25 @@ def _placed(known: Finding, findings: list[Finding]) -> list[Finding]:
 
 def _with_facts(finding: Finding, context: dict[str, Any]) -> Finding:
     facts: list[str] = []
+    if finding["title"] == _KILLED_TITLE and context.get("oom_killed") is False:
+        return {**finding, **_KILLED_BY_OTHERS}
+    if finding["class"] == "gpu_shared_free_memory" and _is_free_again(finding, context):
+        told = "Now nothing else holds memory of these GPUs and enough of it is free: start the engine again."
+        return {**finding, "explanation": f"{finding['explanation']} {told}", "change": None}
     if finding["class"] in _MEMORY_CLASSES:
         facts = [*_plan_against_log(context), *_holders(context)]
     elif finding["class"] == "driver_cuda_mismatch":
         facts = _drivers(context)
     return {**finding, "explanation": " ".join([finding["explanation"], *facts])} if facts else finding
+
+
+def _is_free_again(finding: Finding, context: dict[str, Any]) -> bool:
+    """Whether what was taken at the start is free now, as far as gpu_info tells."""
+    share = (finding["change"] or {}).get("from")
+    gpus = [gpu for host in context.get("hosts") or [] for gpu in host.get("gpus") or []]
+    if not gpus or not isinstance(share, (int, float)) or _holders(context):
+        return False
+    return all(gpu.get("memory_free_mib", 0) >= share * gpu.get("memory_total_mib", math.inf) for gpu in gpus)
 
 
 def _plan_against_log(context: dict[str, Any]) -> list[str]:
@@ -138,7 +160,7 @@ def _killed(context: dict[str, Any]) -> Finding | None:
         return None
     return {
         "class": "other",
-        "title": "The kernel killed the engine because the host ran out of memory",
+        "title": _KILLED_TITLE,
         "evidence": {"line": f"{unit.get('name')}: {unit.get('result')}, killed by signal {_KILLED}", "line_number": 0},
         "explanation": "It is the host's RAM that was full, not the GPU's. Look at dmesg and at what else runs there.",
         "change": None,

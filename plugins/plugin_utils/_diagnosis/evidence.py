@@ -26,9 +26,11 @@ def diagnose_evidence(evidence: dict[str, Any], context: dict[str, Any] | None =
     "earlier": the last archived failure as {"number", "time", "what", "title"} or None, "errors"}.
     """
     known = {"plan": _json(evidence["files"].get("plan.json")), "unit": evidence["unit"], **(context or {})}
-    known["phase"] = evidence["phase"]
-    findings, source = _now(evidence, known)
+    known.update(phase=evidence["phase"], request=evidence["request"])
     earlier = _earlier(evidence, known)
+    if earlier and not _runs(evidence):
+        known["oom_killed"] = earlier["oom_killed"]
+    findings, source = _now(evidence, known)
     if not findings and earlier and not _runs(evidence):
         findings, source = earlier["findings"], f"failures/{earlier['number']}/log"
     return {
@@ -74,8 +76,10 @@ def _earlier(evidence: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] 
     ended = {"name": evidence["unit"]["name"], "result": "oom-kill" if told.get("oom_killed") else told.get("result")}
     # What the GPUs hold now says nothing of what they held then.
     context = {name: value for name, value in known.items() if name != "hosts"}
-    findings = diagnose(files.get("log", ""), {**context, "plan": _json(files.get("plan.json")), "unit": ended})
+    context = {**context, "plan": _json(files.get("plan.json")), "unit": ended, "oom_killed": told.get("oom_killed")}
+    findings = diagnose(files.get("log", ""), context)
     return {
+        "oom_killed": told.get("oom_killed"),
         "number": newest["number"],
         "time": told.get("time", ""),
         "what": told.get("what", ""),
@@ -93,7 +97,7 @@ def _state(evidence: dict[str, Any]) -> str:
     if unit["load_state"] == "not-found":
         return "not deployed"
     if unit["sub_state"] == "auto-restart":
-        return f"restarting ({unit['n_restarts']} times)"
+        return f"restarting ({unit['n_restarts']} times)" if unit["n_restarts"] else "restarting"
     return str(evidence["phase"])
 
 

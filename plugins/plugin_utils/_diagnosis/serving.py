@@ -27,6 +27,8 @@ Finding = dict[str, Any]
 _FULL_CACHE = 0.95
 # A step of a large prompt on a slow card takes seconds, not ten of them.
 _SECONDS_OF_STANDSTILL = 4.0
+# timeout(1)
+_TIMED_OUT = 124
 # A disk below this reads 100 GB in more than eight minutes.
 _SLOW_MIB_PER_SECOND = 200
 _MIB_PER_GIB = 1024
@@ -74,8 +76,8 @@ def diagnose_serving(
 
     samples: at least two looks, each {"seconds": since the first, "metrics": the text of /metrics or None, "healthy":
     whether /health answered 200}. log: of the current start. context: as for diagnose, and "checkpoint" (what
-    checkpoint_info tells of the disk: "mib_per_second", "filesystem") and "phase" (what boot_info tells). Each finding
-    is one of diagnose's shape.
+    checkpoint_info tells of the disk: "filesystem", and its size "gib"), "phase" (what boot_info tells) and "request"
+    (what came of a request between the looks: {"rc"}, 124 for no answer). Each finding is one of diagnose's shape.
     """
     known = context or {}
     looks = [
@@ -92,14 +94,18 @@ def _standstill(engine: _Engine) -> Iterator[Finding]:
     if first is None or last is None or last.seconds - first.seconds < _SECONDS_OF_STANDSTILL:
         return
     before, after = first.metrics, last.metrics
-    if before is None or after is None:
+    unanswered = (engine.context.get("request") or {}).get("rc") == _TIMED_OUT
+    if before is None or after is None or _tokens(before) != _tokens(after):
         return
-    if not (before.running or 0) or not (after.running or 0) or _tokens(before) != _tokens(after):
+    # The figures are those of the last step that ended: of a first step that hangs they show nothing.
+    if not unanswered and (not before.running or not after.running):
         return
     told = (
-        f"{after.running:.0f} requests run, {after.waiting or 0:.0f} wait, and in {last.seconds - first.seconds:.0f} "
-        f"seconds not one token was made (/metrics)."
+        f"{after.running or 0:.0f} requests run, {after.waiting or 0:.0f} wait, and in "
+        f"{last.seconds - first.seconds:.0f} seconds not one token was made (/metrics)."
     )
+    if unanswered:
+        told += " A request of our own got no answer in that time."
     if engine.gpus > 1:
         yield _collective(engine, told)
     for kernel in selected_kernels(engine.lines):

@@ -19,6 +19,7 @@ PARAMS = {
     "samples": 2,
     "interval": 5.0,
     "timeout": 1.0,
+    "request_timeout": 30,
     "failures": 1,
 }
 LOG = f"INFO 05-30 [x.py:1] vLLM API server version 0.24.0\nINFO seen {KEY}\nERROR No available memory\n"
@@ -29,6 +30,7 @@ def host(tmp_path):
     for path, text in {
         "etc/vllm/chat/engine.env": f"VLLM_API_KEY={KEY}\nHF_HUB_OFFLINE=1\n",
         "etc/vllm/chat/plan.json": '{"name": "chat"}',
+        "etc/vllm/chat/smoke.sh": "#!/bin/sh",
         "var/lib/vllm/chat/failures/0001/log": "the first",
         "var/lib/vllm/chat/failures/0002/log": f"the second with {KEY}",
         "var/lib/vllm/chat/failures/0002/failure.json": '{"exit_code": 1}',
@@ -64,7 +66,7 @@ def answers(monkeypatch):
         return (200, f"vllm:num_requests_running {len(looked)}") if url.endswith("metrics") else (200, "")
 
     monkeypatch.setattr(module, "get", get)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: looked.append(seconds))
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: looked.append(round(seconds)))
     return looked
 
 
@@ -83,7 +85,7 @@ def test_two_looks_some_seconds_apart(host, answers):
     assert answers == [
         "http://127.0.0.1:8000/health",
         "http://127.0.0.1:8000/metrics",
-        5.0,
+        5,
         "http://127.0.0.1:8000/health",
         "http://127.0.0.1:8000/metrics",
     ]
@@ -91,6 +93,11 @@ def test_two_looks_some_seconds_apart(host, answers):
         "vllm:num_requests_running 2",
         "vllm:num_requests_running 5",
     ]
+
+
+def test_a_request_is_sent_between_the_looks(host, answers):
+    assert module.evidence_info(runner(), PARAMS, str(host))["request"]["output"].startswith("ran /")
+    assert module.evidence_info(runner(), {**PARAMS, "request_timeout": 0}, str(host))["request"] is None
 
 
 def test_an_engine_that_is_down_is_not_asked(host, answers):

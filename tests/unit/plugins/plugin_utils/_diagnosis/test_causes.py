@@ -317,6 +317,45 @@ def test_who_holds_the_memory_is_named_but_not_the_instance_itself():
     assert explanation.endswith("On gpu1, GPU 1: python3 (pid 7) holds 18000 MiB.")
 
 
+SHARED = (
+    "ValueError: Free memory on device cuda:0 (36.50/79.35 GiB) on startup is less than desired GPU memory utilization "
+    "(0.92, 73.00 GiB)."
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "processes", "change"),
+    [
+        (81000, [], None),
+        (37000, [], 0.43),
+        (81000, [{"pid": 7, "name": "python3", "container": "trainer", "used_memory_mib": 40000}], 0.43),
+    ],
+)
+def test_memory_that_is_free_again_needs_no_change(free, processes, change):
+    gpu = {"index": 0, "memory_total_mib": 81250, "memory_free_mib": free, "processes": processes}
+    finding = first(SHARED, {"hosts": [{"name": "gpu1", "gpus": [gpu]}]})
+    assert (finding["change"] or {}).get("to") == change
+    assert ("start the engine again" in finding["explanation"]) is (change is None)
+
+
+def test_the_plan_is_compared_with_what_was_measured():
+    log = "INFO Model loading took 40.0 GiB and 9 seconds\nERROR No available memory for the cache blocks."
+    budget = [{"weights_gib": {"value": 37.5, "low": 37.0, "high": 38.0}, "free_gib": {"value": 78.0}}]
+    explanation = first(log, {"plan": {"budget": budget}})["explanation"]
+    assert "Planned with 37.5 GiB of weights, measured 40.0: 2.5 GiB off." in explanation
+    assert "free memory" not in explanation
+
+
+def test_an_old_driver_is_named_where_the_log_does_not_say_why():
+    log = "(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] ZeroDivisionError: integer modulo by zero"
+    context = {
+        "instance": {"image": "vllm/vllm-openai:v0.32.0"},
+        "hosts": [{"name": "gpu1", "driver_version": "470.1"}],
+    }
+    assert first(log, context)["class"] == "driver_cuda_mismatch"
+    assert diagnose("INFO:     Application startup complete.", context) == []
+
+
 @pytest.mark.parametrize(("driver", "named"), [("550.54.14", True), ("580.95.05", False), ("unknown", False)])
 def test_the_driver_of_the_host_is_compared_with_the_image(driver, named):
     context = {"instance": {"image": "vllm/vllm-openai:v0.32.0"}, "hosts": [{"name": "gpu1", "driver_version": driver}]}

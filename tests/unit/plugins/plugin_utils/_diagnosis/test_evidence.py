@@ -37,6 +37,7 @@ def evidence(log="", active="active", phase="serving", failures=(), samples=(), 
         "log": log,
         "container": None,
         "samples": list(samples),
+        "request": None,
         "failures": list(failures),
         "files": {"plan.json": '{"name": "chat", "release": {"version": "0.32.0"}}'},
         "host": {"df.txt": "full"},
@@ -81,6 +82,17 @@ def test_the_kernel_killed_it_says_the_archive():
     archived = failure("INFO 05-30 [x.py:1] Starting to load model", oom_killed=True)
     told = diagnose_evidence(evidence("", "failed", "failed", [archived]), CONTEXT, "gpu01")
     assert "ran out of memory" in told["findings"][0]["title"]
+
+
+def test_who_sent_the_signal_is_known_to_the_archive():
+    line = "vllm-chat.service: Main process exited, code=exited, status=137/n/a"
+    for oom_killed, title in (
+        (True, "The kernel killed the engine"),
+        (False, "The engine was ended by SIGKILL, and not"),
+    ):
+        told = diagnose_evidence(evidence(line, "failed", "failed", [failure(line, oom_killed=oom_killed)]))
+        assert told["findings"][0]["title"].startswith(title)
+        assert told["earlier"]["title"].startswith(title)
 
 
 def test_a_unit_that_restarts_and_one_that_is_not_there():

@@ -145,6 +145,15 @@ def test_on_one_gpu_without_a_named_kernel_eager_is_a_probe():
     assert finding["change"] == {"variable": "engine_args.enforce_eager", "from": False, "to": True}
 
 
+def test_a_first_request_that_hangs_shows_in_no_figure():
+    idle = {"running": 0, "waiting": 0, "usage": 0.0, "preemptions": 0, "tokens": 0}
+    context = {**with_pins(tensor_parallel_size=2), "request": {"rc": 124, "seconds": 30.0}}
+    findings = diagnose_serving(looks(idle, seconds=30.0), "", context)
+    assert findings[0]["class"] == "nccl_hang"
+    assert "no answer" in findings[0]["evidence"]["line"]
+    assert diagnose_serving(looks(idle), "", {**context, "request": {"rc": 0, "seconds": 0.3}}) == []
+
+
 def test_two_looks_too_close_prove_no_standstill():
     assert diagnose_serving(looks(STANDSTILL, seconds=1.0), "", with_pins()) == []
 
