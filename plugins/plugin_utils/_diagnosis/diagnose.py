@@ -43,7 +43,7 @@ _TROUBLE = re.compile(
     r"fail|error|crash|hang|hung|stuck|stall|loop|deadlock|cannot|can'?t\b|could ?n[o']t|unable|broken|breaks?\b|n't\b"
     r"|\bnot\b|no longer|missing|without|forever|hours|slow|\bfull\b|filling|\btoo\b|invalid|wrong|mismatch|incompatib"
     r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
-    r"|problem|issue|how to|\bwhy\b|\bonly\b|\bno\b",
+    r"|problem|issue|how (?:to|do|can)|\bwhy\b|\bonly\b|\bno\b",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")

@@ -64,7 +64,9 @@ def continued(lines: list[Line], index: int) -> str | None:
     first = lines[index]
     if not first.exception or first.harmless:
         return None
-    below = [line for line in lines[index + 1 : index + 1 + _LONGEST_MESSAGE * 4] if line.process == first.process]
+    # What a terminal broke has lost the label of its process.
+    near = lines[index + 1 : index + 1 + _LONGEST_MESSAGE * 4]
+    below = [line for line in near if line.process in (first.process, None)]
     parts = []
     for line in below[:_LONGEST_MESSAGE]:
         if line.harmless or line.exception or _FRAME.search(line.text) or _TRACEBACK.search(line.text):

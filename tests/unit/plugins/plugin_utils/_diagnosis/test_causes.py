@@ -343,7 +343,7 @@ def test_the_plan_is_compared_with_what_was_measured():
     budget = [{"weights_gib": {"value": 37.5, "low": 37.0, "high": 38.0}, "free_gib": {"value": 78.0}}]
     explanation = first(log, {"plan": {"budget": budget}})["explanation"]
     assert "Planned with 37.5 GiB of weights, measured 40.0: 2.5 GiB off." in explanation
-    assert "free memory" not in explanation
+    assert "of free memory" not in explanation
 
 
 def test_an_old_driver_is_named_where_the_log_does_not_say_why():
@@ -375,3 +375,113 @@ def test_the_kernel_that_killed_the_engine_is_seen_in_the_unit(unit):
 
 def test_a_unit_that_was_not_killed_adds_nothing():
     assert diagnose("hello", {"unit": {"result": "exit-code", "exec_code": "exited", "exec_status": 9}}) == []
+
+
+WORKERS = (
+    "(Worker_TP{} pid=1{}) ",
+    "(VllmWorker rank={} pid=1{}) ",
+    "(VllmWorker TP{} pid=1{}) ",
+    "(RayWorkerWrapper pid=1{}{}) ",
+)
+CAPTURE = [
+    "Traceback (most recent call last):",
+    '  File "/vllm/v1/worker/gpu_worker.py", line 588, in compile_or_warm_up_model',
+    "    cuda_graph_memory_bytes = self.model_runner.capture_model()",
+    *(f'  File "/vllm/v1/worker/x{number}.py", line {number}, in f{number}' for number in range(50)),
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 2 has a total capacity of 178.35 GiB.",
+]
+
+
+def ranks(label, frames, count=8):
+    """A traceback that all ranks write at once, line by line, as they do in a journal."""
+    head = "ERROR 04-09 20:31:10 [multiproc_executor.py:949] "
+    return [label.format(rank, rank) + head + frame for frame in frames for rank in range(count)]
+
+
+@pytest.mark.parametrize("label", WORKERS)
+def test_tracebacks_of_eight_ranks_mixed(label):
+    findings = diagnose("\n".join([*ranks(label, CAPTURE), "(APIServer pid=1) RuntimeError: Engine core failed"]))
+    assert findings[0]["class"] == "oom_cudagraph"
+
+
+def test_the_frames_of_another_process_do_not_count():
+    log = [
+        '(Worker_TP0 pid=1) ERROR 04-09 20:31:10 [x.py:1]   File "/vllm/v1/worker/x.py", line 8, in capture_model',
+        "(Worker_TP1 pid=2) ERROR 04-09 20:31:10 [x.py:1] Traceback (most recent call last):",
+        '(Worker_TP1 pid=2) ERROR 04-09 20:31:10 [x.py:1]   File "/vllm/v1/worker/x.py", line 5, in load_model',
+        "(Worker_TP1 pid=2) ERROR 04-09 20:31:10 [x.py:1] torch.OutOfMemoryError: CUDA out of memory.",
+    ]
+    assert first("\n".join(log))["class"] == "oom_weights"
+
+
+FORMS = {
+    "as it is": lambda line: line,
+    "journal": lambda line: f"May 30 18:55:07 gpu1 docker[1234]: {line}",
+    "journal with ISO time": lambda line: f"2026-05-30T18:55:07+0200 gpu1 docker[1234]: {line}",
+    "docker logs -t": lambda line: f"2026-05-30T18:55:07.123456789Z {line}",
+    "json file": lambda line: json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-05-30T18:55:07Z"}),
+    "compose": lambda line: f"vllm-1  | {line}",
+    "kubernetes": lambda line: f"2026-05-30T18:55:07.123456789Z stderr F {line}",
+    "colours": lambda line: f"\x1b[0;36m{line}\x1b[0;0m",
+    "pasted colours": lambda line: f"[0;36m{line}[0;0m",
+    "windows": lambda line: f"{line}\r",
+    "quoted": lambda line: f"> {line}",
+    "ray serve": lambda line: f"(vllm-test, pid=2150) {line}",
+}
+ONE_RANK = [
+    "(EngineCore_DP0 pid=9) INFO 05-30 18:55:01 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: x",
+    "(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] EngineCore failed to start.",
+    "(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] Traceback (most recent call last):",
+    "(EngineCore_DP0 pid=9) ERROR 05-30 18:55:07 [core.py:700] ValueError: No available memory for the cache blocks.",
+    "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("head", [0, 1, 3])
+def test_every_form_of_a_log_and_one_whose_head_is_cut_off(form, head):
+    findings = diagnose("\n".join(form(line) for line in ONE_RANK[head:]))
+    assert [finding["class"] for finding in findings] == ["oom_kv_cache"]
+    assert findings[0]["evidence"]["line_number"] == 4 - head
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form_of_a_healthy_log(form):
+    for path in HEALTHY:
+        if not path.read_text().startswith("{"):
+            assert diagnose("\n".join(form(line) for line in path.read_text().splitlines())) == [], path
+
+
+def test_a_message_that_a_terminal_broke():
+    log = """\
+(EngineCore pid=9) ERROR 05-30 18:55:07 [core.py:700] ValueError: No available memory for the cache
+blocks. Try increasing `gpu_memory_utilization` when initializing the engine.
+"""
+    assert first(log)["class"] == "oom_kv_cache"
+
+
+# Titles of threads of vllm-project/vllm and others, in other words: what people write where a log would help more.
+STORIES = {
+    "startup of the engine is stuck in a loop when two GPUs share a model with tensor parallelism": "nccl_hang",
+    "why does the system disk keep filling up when the model is served from a network mount?": "disk_full",
+    "loading a model of 7B from a local disk takes forever": "disk_full",
+    "the cluster of ray does not see all nodes": "ray_cluster",
+    "a checkpoint written by transformers 5 cannot be loaded": "tokenizer_transformers_version",
+    "a reranker is not accepted at /v1/rerank": "embedding_task",
+    "tensor_parallel_size=32 fails with DeepSeek V3": "tp_divisibility",
+    "NVRTC build of a kernel fails": "kernel_backend",
+    "out of memory when many long prompts arrive": "oom_runtime",
+    "how do I serve a GGUF file, it needs a template": "chat_template_missing",
+    "two engines on one GPU: the second fails": "gpu_shared_free_memory",
+    "the server runs on a host without internet and cannot find the model": "model_not_found_offline",
+}
+
+
+@pytest.mark.parametrize(("story", "failure_class"), STORIES.items())
+def test_what_people_tell(story, failure_class):
+    assert first(story)["class"] == failure_class
+
+
+@pytest.mark.parametrize("story", ["hello", "how is vLLM doing", "Qwen3-8B on one H100, 32k tokens", "thanks!"])
+def test_what_tells_of_no_trouble(story):
+    assert diagnose(story) == []
