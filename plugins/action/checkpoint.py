@@ -19,6 +19,7 @@ from ..plugin_utils import _checkpoint_push as pushing
 from ..plugin_utils._follow import Follower, Progress
 
 _MODULE = "gpufleet.vllm.checkpoint"
+_FACTS = "vllm_model_facts"
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BEFORE_FOLLOWING = 5.0
 # The second time brings only files that arrived damaged.
@@ -45,7 +46,16 @@ class ActionModule(ActionBase):
             told = self._told()
         except JobError as error:
             told = {"failed": True, "msg": str(error), "next": error.next_step}
-        return {**result, **self._readable(told)}
+        return {**result, **self._with_facts(self._readable(told))}
+
+    def _with_facts(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What is known of the checkpoint, for whoever deploys with it: one fact for all checkpoints of the host."""
+        is_there = self._arguments.get("state", "present") == "present" and told.get("checkpoint")
+        if told.get("failed") or not is_there:
+            return told
+        before = (self._task_vars.get("ansible_facts") or {}).get(_FACTS) or {}
+        known = {**told["checkpoint"], "changed": bool(told.get("changed"))}
+        return {**told, "ansible_facts": {_FACTS: {**before, str(self._arguments["path"]): known}}}
 
     def _source_for_the_host(self, source: dict[str, Any]) -> dict[str, Any]:
         if source.get("on") == self._host:

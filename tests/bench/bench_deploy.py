@@ -5,8 +5,8 @@
 
     PYTHONPATH=.collections python tests/bench/bench_deploy.py
 
-Brings up the hosts of the scenario molecule/default and deploys its instance once, which fills the compile cache. Then, on
-the same host with a warm cache: the unit's own `docker run` by hand with a loop that waits for /health; a deployment
+Brings up the hosts of the scenario molecule/default and deploys its instance once, which fills the compile cache. Then,
+on the same host with a warm cache: the unit's own `docker run` by hand with a loop that waits for /health; a deployment
 that starts the engine anew; and one that changes nothing. Prints seconds, the difference and the number of tasks; ends
 with 1 if the collection takes more than 20 s longer, or a run without change more than 15 s or 25 tasks.
 """

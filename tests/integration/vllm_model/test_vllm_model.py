@@ -42,7 +42,7 @@ def play(tmp_path):
         facts = tmp_path / "facts.json"
         facts.unlink(missing_ok=True)
         playbook = tmp_path / "play.json"
-        fact = "{{ {'facts': vllm_model_facts | default({}), 'descriptions': vllm_model_descriptions | default({})} }}"
+        fact = "{{ {'facts': ansible_facts.vllm_model_facts | default({}), 'descriptions': vllm_model_descriptions | default({})} }}"
         tasks = [
             {"ansible.builtin.include_role": {"name": "gpufleet.vllm.vllm_model", "tasks_from": entry}},
             {"ansible.builtin.copy": {"content": fact, "dest": str(facts)}, "check_mode": False, "diff": False},
