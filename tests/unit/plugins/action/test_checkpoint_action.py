@@ -204,3 +204,11 @@ def test_a_source_is_hashed_with_progress(host, source):
     assert all(line.startswith("gpu1: checkpoint tiny on gpu1: ") for line in told["printed"])
     os.truncate(source / "model-00002-of-00002.safetensors", 100)
     assert host.run(source_plugin, source={"path": str(source)})["msg"].startswith("gpu1: ")
+
+
+def test_the_fact_tells_of_every_checkpoint_and_whether_it_is_new(host, source, target):
+    first = host.run(path=str(target), source=on_controller(source))["ansible_facts"]["vllm_model_facts"][str(target)]
+    assert first["changed"] is True and first["manifest_digest"]
+    again = host.run(path=str(target), source=on_controller(source))["ansible_facts"]["vllm_model_facts"][str(target)]
+    assert again == {**first, "changed": False}
+    assert "ansible_facts" not in host.run(path=str(target), source=on_controller(source), state="described")
