@@ -8,7 +8,9 @@ MAKEFLAGS += --no-print-directory
 PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
-STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix molecule judge
+STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
+# These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
+LAB_STAGES := molecule judge
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -44,8 +46,8 @@ $(VENV)/run.done: requirements/run.txt tools/ci/venv.sh
 ##@ Test
 
 .PHONY: test
-test: venv-test ## Everything below, one stage after the other, with a table at the end
-	@python tools/ci/stages.py $(STAGES)
+test: venv-test ## Everything below, in two lanes, with a table at the end
+	@python tools/ci/stages.py $(STAGES) --beside $(LAB_STAGES)
 
 .PHONY: venv-test
 venv-test: $(VENV)/test.done ## Add the test tools to .venv (requirements/test.txt)

@@ -1,17 +1,23 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run make targets one after the other, go on after a failure, and end with a table of results.
+"""Run make targets, go on after a failure, and end with a table of results.
 
-Usage: python tools/ci/stages.py TARGET [TARGET ...]. The exit status is 1 if one of them failed.
+Usage: python tools/ci/stages.py TARGET [TARGET ...] [--beside TARGET [TARGET ...]]
+
+The targets run one after the other. Those after --beside do so, too, at the same time: they start simulated hosts and
+mostly wait for them. Their output is printed when each has ended. The exit status is 1 if a target failed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
+
+_PRINTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -23,34 +29,62 @@ class Result:
     seconds: float
 
 
-def run(stage: str, position: str) -> Result:
-    """Run one make target, with its output passed through."""
-    print(f"\n=== {position} {stage}", flush=True)
+def run(stage: str, position: str, live: bool) -> Result:
+    """Run one make target; its output is passed through, or printed when it has ended."""
+    say(f"\n=== {position} {stage}" + ("" if live else ": begins, its output comes at its end"))
     start = time.monotonic()
-    process = subprocess.run(["make", "--no-print-directory", stage], stdin=subprocess.DEVNULL, check=False)
+    process = subprocess.run(
+        ["make", "--no-print-directory", stage],
+        stdin=subprocess.DEVNULL,
+        stdout=None if live else subprocess.PIPE,
+        stderr=None if live else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     result = Result(stage, process.returncode == 0, time.monotonic() - start)
-    print(f"=== {position} {stage}: {'passed' if result.passed else 'FAILED'} in {result.seconds:.0f} s", flush=True)
+    ending = f"=== {position} {stage}: {'passed' if result.passed else 'FAILED'} in {result.seconds:.0f} s"
+    say(ending if live else f"\n=== {position} {stage}: its output\n{process.stdout}\n{ending}")
     return result
 
 
-def table(results: list[Result]) -> str:
+def say(text: str) -> None:
+    """Print a whole text, also while the other targets print."""
+    with _PRINTING:
+        print(text, flush=True)
+
+
+def run_all(stages: list[str], results: list[Result], live: bool) -> None:
+    """Run targets one after the other and add their results."""
+    for number, stage in enumerate(stages, start=1):
+        results.append(run(stage, f"[{number}/{len(stages)}]", live))
+
+
+def table(results: list[Result], seconds: float) -> str:
     """Return the summary of all the targets."""
     width = max(len(result.stage) for result in results)
     lines = [f"{'stage':<{width}}  result  seconds"]
     for result in results:
         lines.append(f"{result.stage:<{width}}  {'passed' if result.passed else 'FAILED':<6}  {result.seconds:7.0f}")
-    total = sum(result.seconds for result in results)
     failed = [result.stage for result in results if not result.passed]
-    lines.append(f"{'all':<{width}}  {'FAILED' if failed else 'passed':<6}  {total:7.0f}")
+    lines.append(f"{'all':<{width}}  {'FAILED' if failed else 'passed':<6}  {seconds:7.0f}")
     if failed:
         lines.append(f"Repeat what failed with: make {' '.join(failed)}")
     return "\n".join(lines)
 
 
-def main(stages: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the targets and print the table."""
-    results = [run(stage, f"[{number}/{len(stages)}]") for number, stage in enumerate(stages, start=1)]
-    print("\n" + table(results), flush=True)
+    at = arguments.index("--beside") if "--beside" in arguments else len(arguments)
+    in_front: list[Result] = []
+    beside: list[Result] = []
+    start = time.monotonic()
+    lane = threading.Thread(target=run_all, args=(arguments[at + 1 :], beside, False))
+    lane.start()
+    run_all(arguments[:at], in_front, True)
+    lane.join()
+    results = in_front + beside
+    print("\n" + table(results, time.monotonic() - start), flush=True)
     return 0 if all(result.passed for result in results) else 1
 
 
