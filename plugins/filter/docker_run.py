@@ -21,7 +21,7 @@ description:
   - The engine's own words are those of P(gpufleet.vllm.serve_args#filter), checked against the release.
 author:
   - gpufleet maintainers
-positional: _input, environment_file, cache_directory, host
+positional: _input, environment_file, cache_directory, host, image
 options:
   _input:
     description: The plan, as P(gpufleet.vllm.plan#filter) gives it.
@@ -38,6 +38,10 @@ options:
   host:
     description: Which of the plan's hosts the command is for. Needed where one engine spans several.
     type: str
+  image:
+    description: What Docker on the host calls the image, if not as the plan does.
+    type: str
+    default: ""
 seealso:
   - plugin: gpufleet.vllm.systemd_command
     plugin_type: filter
@@ -58,11 +62,11 @@ _value:
 
 
 def docker_run(
-    plan: dict[str, Any], environment_file: str, cache_directory: str, host: str | None = None
+    plan: dict[str, Any], environment_file: str, cache_directory: str, host: str | None = None, image: str = ""
 ) -> list[str]:
     """Translates what is wrong with the plan into an error that names the instance."""
     try:
-        return _launch.docker_run(plan, environment_file, cache_directory, host)
+        return _launch.docker_run(plan, environment_file, cache_directory, host, image)
     except (ArgumentProblem, UnknownRelease, _launch.HostProblem) as error:
         raise AnsibleFilterError(f"docker_run: instance {plan['name']}: {error}") from error
     except KeyError as error:

@@ -46,18 +46,21 @@ class HostProblem(ValueError):
 
 
 def docker_run(
-    plan: Mapping[str, Any], environment_file: str, cache_directory: str, host: str | None = None
+    plan: Mapping[str, Any], environment_file: str, cache_directory: str, host: str | None = None, image: str = ""
 ) -> list[str]:
     """Returns the argv of `docker run` for the engine of a plan on one host.
 
     environment_file: file on the host with the secret variables. cache_directory: folder on the host for what the
-    engine compiles. host: which of the plan's hosts; needed where there are several. Raises ArgumentProblem for
+    engine compiles. host: which of the plan's hosts; needed where there are several. image: what Docker on the host
+    calls the image, where that is not the plan's name of it: it does not know digests of images from archives. Raises ArgumentProblem for
     arguments that the release does not take, HostProblem for a host that is none of the plan's.
     """
     member = _member(plan, host)
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
     # The container stays until its end was looked at: archive.sh reads why it ended and removes it.
     command = ["/usr/bin/docker", "run", "--name", f"vllm-{plan['name']}"]
+    # Nothing but the image that was staged and proven ever starts, also where a registry could be reached.
+    command += ["--pull", "never"]
     # The journal of the unit keeps the log; a second copy in Docker's json-file would grow without limit.
     command += ["--log-driver", "none"]
     command += ["--runtime", "nvidia", "--gpus", f'"device={",".join(_devices(plan, member))}"']
@@ -71,8 +74,8 @@ def docker_run(
     for variable, value in sorted({**_member_environment(member), **plan["environment"], **_OFFLINE}.items()):
         command += ["--env", f"{variable}={value}"]
     if member and plan["launch"]["method"] == "ray":
-        return [*command, "--entrypoint", "/bin/bash", plan["image"], *_ray_command(plan, member, model)]
-    return [*command, plan["image"], *_engine_command(plan, member, model)]
+        return [*command, "--entrypoint", "/bin/bash", image or plan["image"], *_ray_command(plan, member, model)]
+    return [*command, image or plan["image"], *_engine_command(plan, member, model)]
 
 
 def _member(plan: Mapping[str, Any], host: str | None) -> Mapping[str, Any] | None:

@@ -90,3 +90,10 @@ def test_systemd_hands_every_word_over_as_it_was(word):
 def unquote(text: str) -> list[str]:
     """Reads an ExecStart value by the rules of systemd.service(5), the shell's for these words but for % and $."""
     return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(text.replace(" \\\n", " "))]
+
+
+def test_the_image_is_what_docker_calls_it_and_is_never_pulled_at_a_start():
+    argv = docker_run(PLAN, "/etc/vllm/chat/engine.env", "/var/cache/vllm/x", image="sha256:aaaa")
+    assert argv[argv.index("--pull") + 1] == "never"
+    assert argv[argv.index("sha256:aaaa") + 1] == "/models/m"
+    assert PLAN["image"] not in argv
