@@ -52,8 +52,8 @@ def docker_run(
 
     environment_file: file on the host with the secret variables. cache_directory: folder on the host for what the
     engine compiles. host: which of the plan's hosts; needed where there are several. image: what Docker on the host
-    calls the image, where that is not the plan's name of it: it does not know digests of images from archives. Raises ArgumentProblem for
-    arguments that the release does not take, HostProblem for a host that is none of the plan's.
+    calls the image, where that is not the plan's name of it: it does not know digests of images from archives.
+    Raises ArgumentProblem for arguments that the release does not take, HostProblem for a host that is not the plan's.
     """
     member = _member(plan, host)
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
