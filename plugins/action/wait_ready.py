@@ -24,6 +24,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "load_seconds": {"type": "float", "default": 0},
     "interval": {"type": "float", "default": 3},
     "context": {"type": "dict", "default": {}},
+    "member": {"type": "bool", "default": False},
 }
 # Lines of the log that go to diagnose: the cause stands above the last words of every rank.
 _DIAGNOSED_LINES = 4000
@@ -57,12 +58,12 @@ class ActionModule(ActionBase):
         while True:
             now = time.monotonic()
             shown = self._show(boot, shown, now - began)
-            end = startup.ending(first["unit"], boot)
+            end = startup.ending(first["unit"], boot, self._arguments["member"])
             if end == "serving":
                 return boot
             if end:
                 # systemd may have begun the next activation in the meantime: the cause is in the one before.
-                return self._failure(end, before if end == "restarted" else boot)
+                return self._failure(end, before if end in ("restarted", "followed") else boot)
             if self._is_late(boot["phase"], now - began, now - phase_began, allowed):
                 return self._timeout(now - began, now - phase_began)
             time.sleep(self._arguments["interval"])
@@ -89,7 +90,8 @@ class ActionModule(ActionBase):
         findings = diagnose(failed["log"], {**self._arguments["context"], "unit": unit})
         message = startup.failure_message(self._host, self._arguments["name"], unit, end, findings, failed["log"])
         log = startup.last_lines(failed["log"])
-        return {**failed, "unit": unit, "log": log, "failed": True, "findings": findings, "msg": message}
+        told = {"ending": end, "findings": findings, "msg": message}
+        return {**failed, "unit": unit, "log": log, "failed": True, **told}
 
     def _timeout(self, waited: float, in_phase: float) -> dict[str, Any]:
         boot = self._boot_info(lines=_DIAGNOSED_LINES)
@@ -99,7 +101,7 @@ class ActionModule(ActionBase):
         return {**boot, "log": log, "failed": True, "findings": findings, "msg": message}
 
     def _boot_info(self, **options: Any) -> dict[str, Any]:
-        asked = {name: self._arguments[name] for name in ("name", "address", "port")}
+        asked = {name: self._arguments[name] for name in ("name", "address", "port", "member")}
         for _attempt in range(_TOLERATED_DISCONNECTIONS):
             try:
                 return self._run_boot_info({**asked, **options})

@@ -85,7 +85,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils._report import explain as explain_plans
-from ..plugin_utils._report import explain_upgrade, fleet_page, summarize
+from ..plugin_utils._report import explain_upgrade, fleet_page, once, summarize
 
 FORMATS = ("text", "summary", "html")
 
@@ -105,6 +105,7 @@ def explain(
         )
     several = [plans] if isinstance(plans, Mapping) else plans
     try:
+        several = once(several)
         if format == "html":
             return fleet_page(several, hosts or {}, failures or {})
         if format == "summary":

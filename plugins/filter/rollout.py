@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -34,15 +34,14 @@ options:
     elements: str
     required: true
   spans:
-    description: The hosts of each engine that runs on several.
-    type: list
-    elements: list
-    default: []
+    description: The hosts of each engine that runs on several, by its name.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
 # => {"hosts": ["gpu1", "gpu2", "gpu3"], "serial": [1, 2], "batches": [["gpu1"], ["gpu2", "gpu3"]],
-#     "batch_of": {"gpu1": 0, "gpu2": 1, "gpu3": 1}}
+#     "batch_of": {"gpu1": 0, "gpu2": 1, "gpu3": 1}, "rounds": []}
 batches: "{{ ['gpu1', 'gpu2', 'gpu3'] | gpufleet.vllm.rollout([1, '100%']) }}"
 """
 
@@ -51,11 +50,13 @@ _value:
   description:
     - C(hosts), sorted by batch, C(serial), the number of hosts in each batch, C(batches), the hosts of each, and
       C(batch_of), the index of the batch of each host.
+    - C(rounds), in which the engines that span hosts can be deployed side by side. Each round has, by host, the name of
+      its engine.
   type: dict
 """
 
 
-def rollout(hosts: Sequence[str], sizes: Any, spans: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+def rollout(hosts: Sequence[str], sizes: Any, spans: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
     """Checks the input of _rollout.rollout. A single size may stand without a list around it."""
     try:
         return _rollout.rollout(list(hosts), sizes if isinstance(sizes, list | tuple) else [sizes], spans)

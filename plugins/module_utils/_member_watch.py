@@ -66,6 +66,9 @@ class Instance:
         launch = plan.get("launch")
         if not launch:
             raise WatchError(f"{name} spans no hosts: there is nothing to watch")
+        # Members of different releases must never meet.
+        told = [plan.get(key) for key in ("image", "checkpoint", "arguments", "extra_args", "environment", "launch")]
+        self.plan = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
         self.port = launch["watch_port"]
         self.endpoint = (_local(plan["address"]), plan["port"])
         self.own = _own(launch["members"])
@@ -133,14 +136,16 @@ def broken(own, peers):
     return None
 
 
-def waits_for(own, own_host, peers):
-    """Why the own engine must not start yet, or None."""
+def waits_for(own, peers):
+    """Why the own engine must not start yet, or None. own: {"host", "invocation", "plan"}; peers as above."""
     for host, peer in peers.items():
         if peer["silent_seconds"] > FRESH_SECONDS or not peer["phase"]:
             return f"{host}: {peer['error'] or 'no answer yet'}"
+        if peer["plan"] != own["plan"]:
+            return f"{host}: another plan is deployed there; deploy the instance on all of its hosts"
         if peer["phase"] == "down":
             return f"{host}: its engine is down"
-        if peer["phase"] == "running" and peer["with"].get(own_host) != own["invocation"]:
+        if peer["phase"] == "running" and peer["with"].get(own["host"]) != own["invocation"]:
             return f"{host}: its engine has not ended yet"
     return None
 
@@ -238,7 +243,8 @@ class Watcher:
         self._serves = False
 
     def _unknown(self):
-        return {"invocation": "", "phase": None, "with": {}, "serves": False, "error": None, "answered": self._clock()}
+        told = {"invocation": "", "phase": None, "with": {}, "serves": False, "plan": None}
+        return {**told, "error": None, "answered": self._clock()}
 
     def _read_released(self):
         with contextlib.suppress(OSError, ValueError), open(self.instance.state_file, encoding="utf-8") as file:
@@ -248,7 +254,7 @@ class Watcher:
     def told(self):
         """What the other members are told."""
         with self._lock:
-            return {**self._own, "serves": self._serves}
+            return {**self._own, "serves": self._serves, "plan": self.instance.plan}
 
     def health(self):
         """(HTTP status, text): whether the engine serves, as a whole."""
@@ -266,7 +272,8 @@ class Watcher:
         """Why that start must wait, or None: then it goes, and is remembered with the others'."""
         with self._lock:
             peers = self._seen()
-            reason = waits_for({"invocation": invocation}, self.instance.own["host"], peers)
+            own = {"invocation": invocation, "plan": self.instance.plan, "host": self.instance.own["host"]}
+            reason = waits_for(own, peers)
             if reason is None:
                 members = {host: peer["invocation"] for host, peer in peers.items()}
                 self._released = {"invocation": invocation, "with": members}
@@ -308,7 +315,7 @@ class Watcher:
         """Asks a peer once."""
         try:
             told = ask(peer["address"], self.instance.port, self.instance.key, self.instance.own["address"])
-            known = {key: told[key] for key in ("invocation", "phase", "with", "serves")}
+            known = {key: told[key] for key in ("invocation", "phase", "with", "serves", "plan")}
         except (OSError, ValueError, KeyError) as error:
             with self._lock:
                 self._peers[peer["host"]]["error"] = f"its watcher cannot be reached ({error})"

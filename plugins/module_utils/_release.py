@@ -310,14 +310,16 @@ def serve(instance, keep, why="", check=False):
     return {"changed": changed, "release": current["number"], "pruned": pruned}
 
 
-def restore(instance, number=None, why="", check=False):
+def restore(instance, number=None, why="", check=False, unproven=False):
     """Go back to a release: without number to the last that served before the current one.
 
+    With unproven, only from a release that is still deploying; any other stays.
     Returns {"changed", "restored" (its number, or None where there is none to go back to), "restart", "plan"}. Without
     number the key that a release still deploying brought is undone, too. Who went back already stays there.
     """
     releases, current = read_releases(instance), current_release(instance)
-    if number is None and current and current["state"] == "restored":
+    stays = ("restored", "served") if unproven else ("restored",)
+    if number is None and current and current["state"] in stays:
         return _restored(instance, current["number"], changed=False)
     undo = number is None
     number = current["previous"] if undo and current else number

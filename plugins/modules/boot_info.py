@@ -43,6 +43,12 @@ options:
       - Seconds to wait for an answer of C(/health).
     type: float
     default: 3
+  member:
+    description:
+      - Whether O(address) and O(port) are those of the watcher of an engine that spans hosts, C(vllm-members@NAME). It
+        answers for the engine that runs, whatever its log says so far.
+    type: bool
+    default: false
   lines:
     description:
       - How many of the last lines of the log to return in RV(log).
@@ -214,7 +220,8 @@ def boot_info(run, params):
     healthy = None
     if params["health"]:
         url = health_url(params["address"], params["port"])
-        ours = may_listen(unit, logged_phase, measured["version"], time.monotonic())
+        # The watcher of a member knows which start it speaks of.
+        ours = params.get("member") or may_listen(unit, logged_phase, measured["version"], time.monotonic())
         healthy = ours and is_healthy(url, params["health_timeout"])
     phase = phase_of(unit, logged_phase, healthy)
     return {
@@ -236,6 +243,7 @@ def main():
             "port": {"type": "int", "default": 8000},
             "health": {"type": "bool", "default": True},
             "health_timeout": {"type": "float", "default": 3},
+            "member": {"type": "bool", "default": False},
             "lines": {"type": "int", "default": 100},
             "invocation_id": {"type": "str"},
         },

@@ -108,6 +108,12 @@ options:
     description:
       - The release to go back to. Without it, the last that served before the current one.
     type: int
+  unproven:
+    description:
+      - With O(state=restored) and without O(number), go back only from a release that is still C(deploying). The other
+        members of an engine over several hosts go back, though the release of one may not have changed.
+    type: bool
+    default: false
   keep:
     description:
       - How many releases to keep. The one that serves and the one to go back to are always kept.
@@ -225,6 +231,7 @@ ARGUMENT_SPEC = {
     "receipt": {"type": "dict"},
     "why": {"type": "str", "default": ""},
     "number": {"type": "int"},
+    "unproven": {"type": "bool", "default": False},
     "keep": {"type": "int", "default": 10},
     "root": {"type": "path", "default": "/"},
 }
@@ -371,7 +378,7 @@ def served(instance, params, check):
 
 def restored(instance, params, check):
     """An earlier release is in use again; returns what the module returns."""
-    result = _release.restore(instance, params["number"], params["why"], check)
+    result = _release.restore(instance, params["number"], params["why"], check, params["unproven"])
     return dict(result, daemon_reload=result["restart"])
 
 

@@ -43,6 +43,13 @@ options:
       - Port on which the instance is published.
     type: int
     default: 8000
+  member:
+    description:
+      - Whether the engine spans several hosts and this is one of them. O(address) and O(port) of a host that does not
+        serve itself are those of the watcher C(vllm-members@NAME), who knows whether the engine serves as a whole.
+      - An engine that was started anew in the meantime, as another member has ended, has failed.
+    type: bool
+    default: false
   timeout:
     description:
       - Seconds to wait at most, from the beginning of the task on.
@@ -116,6 +123,12 @@ measured:
 log:
   description: The last lines of the log.
   returned: always
+  type: str
+ending:
+  description:
+    - How the start failed. V(failed), V(restarted), V(stopped), V(absent), or V(followed) of a member that was ended
+      because another one had ended.
+  returned: when the unit ended
   type: str
 findings:
   description: The causes that the log shows, most probable first.

@@ -14,23 +14,38 @@ class BatchError(ValueError):
     """A size of a batch that is neither a number from 1 on nor a percentage."""
 
 
-def rollout(hosts: Sequence[str], sizes: Sequence[Any], spans: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+def rollout(
+    hosts: Sequence[str], sizes: Sequence[Any], spans: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
     """Returns the batches of a rolling deployment.
 
     hosts: in the order of the inventory. sizes: of the batches, as in Ansible's `serial`: numbers of engines' homes (a
     host, or all the hosts that an engine spans) or percentages of them; the last is repeated. spans: the hosts of
-    each engine that runs on several. Hosts that an engine spans, or that two engines chain together, share a batch.
-    Shape: {"hosts": [...], "serial": [hosts in each batch], "batches": [[...]], "batch_of": {host: index of its batch}};
-    hosts are sorted by batch. Raises BatchError.
+    each engine that runs on several, by its name. Hosts that an engine spans, or that two engines chain together, share
+    a batch. Shape: {"hosts": [...], "serial": [hosts in each batch], "batches": [[...]], "batch_of": {host: index of
+    its batch}, "rounds": [{host: name of an engine that spans it}]}; hosts are sorted by batch; the engines of one
+    round have no host in common, so that they can be deployed side by side. Raises BatchError.
     """
-    homes = _homes(hosts, spans)
+    homes = _homes(hosts, list((spans or {}).values()))
     batches = [[host for home in batch for host in home] for batch in _cut(homes, sizes)]
     return {
         "hosts": [host for batch in batches for host in batch],
         "serial": [len(batch) for batch in batches],
         "batches": batches,
         "batch_of": {host: index for index, batch in enumerate(batches) for host in batch},
+        "rounds": _rounds(spans or {}),
     }
+
+
+def _rounds(spans: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Each engine in the first round in which none of its hosts is taken."""
+    rounds: list[dict[str, str]] = []
+    for name, hosts in sorted(spans.items()):
+        free = next((one for one in rounds if not set(one) & set(hosts)), None)
+        if free is None:
+            rounds.append(free := {})
+        free.update(dict.fromkeys(hosts, name))
+    return rounds
 
 
 def _homes(hosts: Sequence[str], spans: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -46,10 +46,11 @@ def deadlines(bytes_to_read: int | None, read_mib_per_second: int, load_seconds:
     return {**_DEADLINES, "loading weights": _DEADLINES["loading weights"] + reading}
 
 
-def ending(first_unit: dict[str, Any], boot: dict[str, Any]) -> str | None:
-    """Returns how the start-up ended: serving, absent, failed, restarted or stopped; None if it goes on.
+def ending(first_unit: dict[str, Any], boot: dict[str, Any], member: bool = False) -> str | None:
+    """Returns how the start-up ended: serving, absent, failed, restarted, stopped or followed; None if it goes on.
 
     first_unit: the unit as it was when the waiting began. A unit that restarted before that is not to blame now.
+    member: whether the engine spans hosts; then it followed if its watcher started it anew, as another had ended.
     """
     unit = boot["unit"]
     if boot["healthy"]:
@@ -60,6 +61,8 @@ def ending(first_unit: dict[str, Any], boot: dict[str, Any]) -> str | None:
         return "failed"
     if unit["n_restarts"] > first_unit["n_restarts"]:
         return "restarted"
+    if member and first_unit["invocation_id"] and unit["invocation_id"] != first_unit["invocation_id"]:
+        return "followed"
     return "stopped" if boot["phase"] == "stopped" else None
 
 
@@ -91,6 +94,11 @@ def failure_message(
         )
     if end == "stopped":
         return f"{host}: vllm-{name} was stopped. Next, on {host}: systemctl start vllm-{name}"
+    if end == "followed":
+        return (
+            f"{host}: vllm-{name} was ended, as it had ended on another of its hosts, or that host did not answer. "
+            f"Next, on {host}: journalctl -u vllm-members@{name} -n 20 --no-pager"
+        )
     title = findings[0]["title"] if findings else "its log does not say why"
     cause = _finding_lines(findings[0]) if findings else [_wrap(f"Last line: {_last_line(log)}")]
     return "\n".join([f"{host}: vllm-{name} failed to start: {title}", *cause, _exit(unit), _next(host, name)])

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from .fleet import once
 from .html import fleet_page
 from .summary import summarize
 from .text import explain
 from .upgrade import explain_upgrade
 
-__all__ = ["explain", "explain_upgrade", "fleet_page", "summarize"]
+__all__ = ["explain", "explain_upgrade", "fleet_page", "once", "summarize"]

@@ -79,16 +79,23 @@ def hosts_of(plan: Plan) -> list[str]:
     return list(plan["devices"]) or [str(host) for host in plan.get("hosts") or ()]
 
 
+def once(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans, those of engines over several hosts once: each of these hosts tells of them."""
+    found: dict[object, Plan] = {}
+    for number, plan in enumerate(plans):
+        spans = len(plan.get("hosts") or ()) > 1
+        found.setdefault((plan.get("name"), *plan["hosts"]) if spans else number, plan)
+    return list(found.values())
+
+
 def groups_of(plans: Iterable[Plan], also: Sequence[object] = ()) -> list[Group]:
     """The plans without repetition, in their order. also: for each plan what else has to be the same."""
     found: dict[str, Group] = {}
     for number, plan in enumerate(plans):
         key = _key(plan, also[number] if also else None)
         group = found.setdefault(key, Group([], [], f"plan-{len(found) + 1}"))
-        # One engine over several hosts: each of them tells of it.
-        if len(hosts_of(plan)) == 1 or not any(hosts_of(told) == hosts_of(plan) for told in group.plans):
-            group.plans.append(plan)
-            group.hosts += hosts_of(plan)
+        group.plans.append(plan)
+        group.hosts += hosts_of(plan)
     return list(found.values())
 
 
@@ -115,9 +122,7 @@ def cards_of(plans: Iterable[Plan], hosts: Mapping[str, Mapping[str, Any]]) -> d
             if not card.takers:
                 # What the first instance sees of others is theirs; a second one counts the first among them.
                 card.others_gib = budget["others_gib"]["value"]
-            # One engine over several hosts: each of them tells of it.
-            if all(taker.get("name") != plan.get("name") for taker, _budget in card.takers):
-                card.takers.append((plan, budget))
+            card.takers.append((plan, budget))
     return {host: list(known.values()) for host, known in cards.items()}
 
 

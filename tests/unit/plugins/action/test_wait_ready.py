@@ -144,7 +144,7 @@ def test_a_long_phase_says_that_it_goes_on(follow):
 def test_the_module_is_asked_for_this_instance(follow):
     host = Host([SERVES])
     follow(host, address="10.0.0.7", port=8001)
-    assert host.asked == [{"name": "chat", "address": "10.0.0.7", "port": 8001, "lines": 1}]
+    assert host.asked == [{"name": "chat", "address": "10.0.0.7", "port": 8001, "member": False, "lines": 1}]
 
 
 @pytest.mark.parametrize(

@@ -23,18 +23,25 @@ def test_sizes_are_those_of_serial(sizes, serial):
 
 
 def test_no_host_is_lost_or_named_twice():
-    assert sorted(rollout(TEN, [1, 2, "40%"], [["gpu9", "gpu2"], ["gpu2", "gpu5"]])["hosts"]) == sorted(TEN)
+    assert sorted(rollout(TEN, [1, 2, "40%"], {"x": ["gpu9", "gpu2"], "y": ["gpu2", "gpu5"]})["hosts"]) == sorted(TEN)
 
 
 def test_an_engine_over_several_hosts_is_never_torn():
-    result = rollout(["a", "b", "c", "d"], [1], [["a", "c"]])
+    result = rollout(["a", "b", "c", "d"], [1], {"x": ["a", "c"]})
     assert result["batches"] == [["a", "c"], ["b"], ["d"]]
     assert result["hosts"] == ["a", "c", "b", "d"]
     assert result["batch_of"] == {"a": 0, "c": 0, "b": 1, "d": 2}
 
 
 def test_engines_that_share_a_host_stay_together():
-    assert rollout(["a", "b", "c", "d"], [1], [["a", "b"], ["b", "d"]])["batches"] == [["a", "b", "d"], ["c"]]
+    result = rollout(["a", "b", "c", "d"], [1], {"x": ["a", "b"], "y": ["b", "d"]})
+    assert result["batches"] == [["a", "b", "d"], ["c"]]
+    assert result["rounds"] == [{"a": "x", "b": "x"}, {"b": "y", "d": "y"}]
+
+
+def test_engines_without_a_common_host_are_deployed_side_by_side():
+    result = rollout(["a", "b", "c", "d"], ["100%"], {"y": ["c", "d"], "x": ["a", "b"]})
+    assert result["rounds"] == [{"a": "x", "b": "x", "c": "y", "d": "y"}]
 
 
 @pytest.mark.parametrize("size", [0, -1, "half", "0%", "101%", True, None, 1.5])
