@@ -54,7 +54,7 @@ path:
   description: Where the archive was written.
   returned: always
   type: str
-  sample: /home/me/vllm-support.tar.gz
+  sample: /srv/vllm-support.tar.gz
 names:
   description: The files in it.
   returned: always
