@@ -87,7 +87,7 @@ def _lost(plan: Mapping[str, Any], told: Mapping[str, Any], here: Sequence[str])
 
 
 def _different(plan: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if any("image_id" not in member for member in told.values()):
+    if set(told) != set(plan["hosts"]) or any("image_id" not in member for member in told.values()):
         return
     for check in check_content(plan, told):
         yield f"{check['where']}: {check['what']}. Right would be: {check['fix']}. Next, on each: {check['next']}"

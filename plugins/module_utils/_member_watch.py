@@ -36,6 +36,9 @@ import time
 
 POLL_SECONDS = 1.0
 
+#: An engine that serves is asked less often: it logs each request.
+SERVING_SECONDS = 10.0
+
 #: An answer that is older says nothing about now.
 FRESH_SECONDS = 5.0
 
@@ -306,7 +309,9 @@ class Watcher:
 
     def _start_anew(self, reason):
         print(f"{reason}: the engine on this host is started anew and waits for all members", flush=True)
-        self._run([self.instance.archive, f"Ended by the watcher of its members: {reason}."])
+        # archive.sh keeps the log of the start that this variable names; here it would be the watcher's own.
+        environment = dict(os.environ, INVOCATION_ID=self._own["invocation"])
+        self._run([self.instance.archive, f"Ended by the watcher of its members: {reason}."], env=environment)
         # A stop that somebody asked for meanwhile goes first.
         self._run(["systemctl", "restart", "--no-block", "--job-mode=fail", self.instance.unit])
         time.sleep(2 * POLL_SECONDS)
@@ -334,6 +339,8 @@ class Watcher:
             serves = False
         with self._lock:
             self._serves = serves
+        if serves:
+            time.sleep(SERVING_SECONDS)
 
     def watch(self):
         """Never returns."""

@@ -55,10 +55,45 @@ def docker_run(
     calls the image, where that is not the plan's name of it: it does not know digests of images from archives.
     Raises ArgumentProblem for arguments that the release does not take, HostProblem for a host that is not the plan's.
     """
-    member = _member(plan, host)
     model = f"/models/{PurePosixPath(plan['checkpoint']).name}"
+    member = _member(plan, host)
+    command = _container(plan, member, f"vllm-{plan['name']}")
+    command += ["--volume", f"{plan['checkpoint']}:{model}:ro"]
+    command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]
+    command += ["--env-file", environment_file]
+    command += _environment(plan, member)
+    if member and plan["launch"]["method"] == "ray":
+        return [*command, "--entrypoint", "/bin/bash", image or plan["image"], *_ray_command(plan, member, model)]
+    return [*command, image or plan["image"], *_engine_command(plan, member, model)]
+
+
+def all_reduce_run(plan: Mapping[str, Any], folder: str, host: str, image: str = "") -> list[str]:
+    """Returns the argv of `docker run` for one host's part of an all-reduce over all GPUs of an engine over several.
+
+    folder: on the host, with all_reduce.py in it. image: as above. Raises HostProblem for a host that is not one of it.
+    """
+    member = _member(plan, host)
+    if member is None:
+        raise HostProblem(f"{plan['name']} does not span hosts")
+    launch, devices = plan["launch"], _devices(plan, member)
+    command = [*_container(plan, member, f"vllm-{plan['name']}-all-reduce"), "--rm", "--volume", f"{folder}:/probe:ro"]
+    command += [
+        *_environment(plan, member),
+        "--entrypoint",
+        "python3",
+        image or plan["image"],
+        "-m",
+        "torch.distributed.run",
+    ]
+    command += ["--nnodes", str(len(launch["members"])), "--node-rank", str(member["rank"])]
+    command += ["--nproc-per-node", str(len(devices)), "--master-addr", str(launch["master_addr"])]
+    return [*command, "--master-port", str(launch["master_port"]), "/probe/all_reduce.py"]
+
+
+def _container(plan: Mapping[str, Any], member: Mapping[str, Any] | None, name: str) -> list[str]:
+    """The container of an engine on its GPUs, without what is mounted and what it runs."""
     # The container stays until its end was looked at: archive.sh reads why it ended and removes it.
-    command = ["/usr/bin/docker", "run", "--name", f"vllm-{plan['name']}"]
+    command = ["/usr/bin/docker", "run", "--name", name]
     # Nothing but the image that was staged and proven ever starts, also where a registry could be reached.
     command += ["--pull", "never"]
     # The journal of the unit keeps the log; a second copy in Docker's json-file would grow without limit.
@@ -68,14 +103,13 @@ def docker_run(
     # Of Docker's default capabilities the engine needs one: to read a checkpoint that belongs to another user.
     command += ["--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE"]
     command += _network(plan, member)
-    command += ["--volume", f"{plan['checkpoint']}:{model}:ro"]
-    command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]
-    command += ["--env-file", environment_file]
-    for variable, value in sorted({**_member_environment(member), **plan["environment"], **_OFFLINE}.items()):
-        command += ["--env", f"{variable}={value}"]
-    if member and plan["launch"]["method"] == "ray":
-        return [*command, "--entrypoint", "/bin/bash", image or plan["image"], *_ray_command(plan, member, model)]
-    return [*command, image or plan["image"], *_engine_command(plan, member, model)]
+    return command
+
+
+def _environment(plan: Mapping[str, Any], member: Mapping[str, Any] | None) -> list[str]:
+    """Variables of the members' network, of the instance, and those that keep it offline."""
+    values = {**_member_environment(member), **plan["environment"], **_OFFLINE}
+    return [word for variable, value in sorted(values.items()) for word in ("--env", f"{variable}={value}")]
 
 
 def _member(plan: Mapping[str, Any], host: str | None) -> Mapping[str, Any] | None:

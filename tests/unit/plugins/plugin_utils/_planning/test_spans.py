@@ -1,0 +1,308 @@
+# Copyright: gpufleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from planning_examples import checkpoint, gpu, host
+
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._launch import all_reduce_run, docker_run
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import InstanceError
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.spans import (
+    judge_spans,
+    plan_host,
+    span_of,
+    together,
+    with_warnings,
+)
+
+PATH = "/models/m"
+PAIRS = {"tensor_parallel_size": 2}
+
+
+def network(number, **more):
+    docker = {"name": "docker0", "addresses": [{"address": "172.17.0.1", "prefix": 16}], "up": True}
+    card = {
+        "name": "eth0",
+        "addresses": [{"address": f"10.0.0.{number}", "prefix": 24}],
+        "up": True,
+        "speed_mbps": 25000,
+    }
+    return {"interfaces": [docker, card], "rdma": [], "listening": [], **more}
+
+
+def instance(**more):
+    return {"name": "big", "image": "vllm/vllm-openai:v0.32.0", "checkpoint": PATH, "span": ["a", "b"], **more}
+
+
+def fleet(instances, cards=("H100", "H100"), counts=(2, 2), model="Llama-3.1-70B", names=("a", "b")):
+    """{host: what it tells}: instances are those of every host, or a list by host."""
+    several = instances if isinstance(instances[0], list) else [instances] * len(names)
+    return {
+        name: {
+            "instances": several[number],
+            "facts": {
+                "gpu_info": host(*(gpu(index, cards[number]) for index in range(counts[number])), name=name),
+                "checkpoints": {PATH: checkpoint(model)},
+                "plans": {},
+                "receipts": {},
+            },
+            "network": network(number + 1),
+        }
+        for number, name in enumerate(names)
+    }
+
+
+def planned(members, groups=None, name="a"):
+    return plan_host(name, together(name, members.get, groups or {}), groups or {})
+
+
+def test_every_member_computes_the_same_plan():
+    members = fleet([instance(workload={"context": 8192, "sequences": 8})])
+    first, second = planned(members)[0], planned(members, name="b")[0]
+    assert first == second
+    assert first["verdict"] == "fits"
+    assert (first["parallel"]["tensor_parallel_size"], first["parallel"]["pipeline_parallel_size"]) == (2, 2)
+    assert list(first["devices"]) == ["a", "b"]
+
+
+def test_the_layers_of_each_stage_stand_in_the_budget():
+    (plan,) = planned(fleet([instance(engine_args=PAIRS)]))
+    assert [(item["host"], item["stage"], item["layers"]) for item in plan["budget"]] == [
+        ("a", 0, "0-39"),
+        ("a", 0, "0-39"),
+        ("b", 1, "40-79"),
+        ("b", 1, "40-79"),
+    ]
+
+
+def test_no_more_gpus_than_the_promise_needs():
+    (plan,) = planned(fleet([instance(workload={"context": 4096, "sequences": 4})], model="Qwen3-8B"))
+    assert (plan["parallel"]["tensor_parallel_size"], plan["parallel"]["pipeline_parallel_size"]) == (1, 2)
+
+
+def test_gpus_that_do_not_divide_the_model_are_stages():
+    # 64 heads and three GPUs a host.
+    (plan,) = planned(fleet([instance(engine_args={"pipeline_parallel_size": 6})], counts=(3, 3)))
+    assert plan["verdict"] in ("fits", "fits_reduced")
+    assert plan["parallel"]["tensor_parallel_size"] == 1
+
+
+def test_a_pinned_tensor_size_stays_within_the_hosts_where_it_can():
+    pins = {"tensor_parallel_size": 2}
+    (plan,) = planned(fleet([instance(engine_args=pins)], model="tiny"))
+    assert plan["parallel"]["pipeline_parallel_size"] == 2
+    (plan,) = planned(fleet([instance(engine_args=pins)], counts=(1, 1), model="tiny"))
+    assert plan["parallel"]["pipeline_parallel_size"] == 1
+
+
+def test_unequal_hosts_are_refused_with_the_reason():
+    (plan,) = planned(fleet([instance()], cards=("H100", "A100")))
+    assert plan["verdict"] == "unsupported"
+    assert "different cards (a has NVIDIA H100" in plan["needs"][0]
+
+
+def test_engines_of_a_mixture_of_experts_are_divided_over_the_hosts():
+    pins = {"data_parallel_size": 4, "enable_expert_parallel": True}
+    (plan,) = planned(fleet([instance(engine_args=pins)], model="Mixtral-8x7B"))
+    assert plan["parallel"]["data_parallel_size"] == 4
+    first, second = (" ".join(docker_run(plan, "/env", "/cache", name)) for name in "ab")
+    assert "--data-parallel-size-local 2 --data-parallel-address 10.0.0.1" in first
+    assert "--headless" not in first
+    assert "--data-parallel-start-rank 2 --headless" in second
+    assert "--enable-expert-parallel" in second and "--nnodes" not in second
+
+
+def test_engines_that_the_hosts_cannot_share_are_refused():
+    (plan,) = planned(fleet([instance(engine_args={"data_parallel_size": 3})], counts=(3, 3), model="tiny"))
+    assert any("not divisible by 2 hosts" in need for need in plan["needs"])
+
+
+def test_what_spans_is_taken_off_before_a_host_plans_its_own():
+    own = {"name": "own", "image": "vllm/vllm-openai:v0.32.0", "checkpoint": PATH, "port": 8001}
+    members = fleet([[instance(), own], [instance()]])
+    plans = planned(members)
+    assert [plan["name"] for plan in plans] == ["big", "own"]
+    assert plans[1]["verdict"] == "does_not_fit"
+    assert [plan["name"] for plan in planned(members, name="b")] == ["big"]
+
+
+def test_engines_that_chain_hosts_are_planned_together():
+    left, right = instance(name="left"), instance(name="right", span=["b", "c"], port=8001)
+    members = fleet([[left], [left, right], [right]], ("H100",) * 3, (4, 4, 4), "Qwen3-8B", ("a", "b", "c"))
+    seen = {name: planned(members, name=name) for name in "abc"}
+    assert seen["a"] == [seen["b"][0]]
+    assert seen["c"] == [seen["b"][1]]
+
+
+def test_a_group_is_its_hosts_in_the_order_of_the_inventory():
+    assert span_of(instance(span="pair"), {"pair": ["b", "a"]}) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"span": "nowhere"}, "span 'nowhere' is no group of the inventory"),
+        ({"span": ["a", "a"]}, "names a host twice"),
+        ({"span": ["a"]}, "is one host"),
+        ({"span": 7}, "is no list of hosts"),
+        ({"span": ["b", "c"]}, "does not name a, which has the instance too"),
+        ({"span": ["a", "z"]}, "names z, which is not planned in this run"),
+        ({"engine_args": {"node-rank": 1}}, "engine_args.node_rank 1 follows from span"),
+        ({"launch": "mpi"}, "launch 'mpi' is not known"),
+        ({"launch": "ray"}, "needs Ray, which the image of vLLM v0.32.0 does not have"),
+        ({"launch": "multiprocessing", "image": "vllm/vllm-openai:v0.10.2"}, "needs --nnodes"),
+        ({"span_interface": "eth7"}, "is not there, or not up, on a"),
+        ({"replica_of": "big"}, "and span exclude each other"),
+    ],
+)
+def test_what_is_wrong_is_said(entry, told):
+    with pytest.raises(InstanceError, match=".*") as error:
+        planned(fleet([instance(**entry)]))
+    assert told in "\n".join(map(str, error.value.errors))
+
+
+def test_members_whose_entries_differ_are_refused():
+    members = fleet([[instance(port=8000)], [instance(port=8001)]])
+    with pytest.raises(InstanceError, match="is 8001 on b"):
+        planned(members)
+
+
+def test_a_member_without_the_instance_is_named():
+    members = fleet([[instance()], []])
+    with pytest.raises(InstanceError, match="names b, which has no such instance"):
+        planned(members)
+
+
+# --- launch -----------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_are_connected_by_multiprocessing_where_the_release_can():
+    (plan,) = planned(fleet([instance()]))
+    first, second = (" ".join(docker_run(plan, "/env", "/cache", name)) for name in "ab")
+    assert "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29000" in first
+    assert "--node-rank 1" in second and second.endswith("--headless")
+    assert "--network host" in first and "--publish" not in first
+    assert "--env VLLM_HOST_IP=10.0.0.2" in second
+    assert "/dev/infiniband" not in first
+
+
+def test_older_releases_are_connected_by_ray():
+    (plan,) = planned(fleet([instance(image="vllm/vllm-openai:v0.10.2")]))
+    assert plan["launch"]["method"] == "ray"
+    assert "has no --nnodes" in plan["launch"]["why"]
+    head, worker = (docker_run(plan, "/env", "/cache", name) for name in "ab")
+    assert "ray start --head" in head[head.index("-c") + 1]
+    assert head[head.index("-c") + 2 : head.index("-c") + 6] == ["ray", "vllm", "serve", "/models/m"]
+    assert head[-2:] == ["--distributed-executor-backend", "ray"]
+    assert "ray start --block" in worker[-2] and "10.0.0.1:29000" in worker[-2]
+
+
+def test_pins_of_the_launch_are_obeyed():
+    pins = {"master_addr": "rank0.example", "master_port": 31000}
+    (plan,) = planned(fleet([instance(engine_args=pins)]))
+    command = " ".join(docker_run(plan, "/env", "/cache", "b"))
+    assert command.count("--master-addr rank0.example --master-port 31000") == 1
+
+
+def test_rdma_is_used_where_every_member_has_it():
+    members = fleet([instance()])
+    port = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand"}
+    for member in members.values():
+        member["network"]["rdma"] = [port, {**port, "device": "mlx5_1", "state": "DOWN"}]
+    (plan,) = planned(members)
+    command = " ".join(docker_run(plan, "/env", "/cache", "a"))
+    assert "--device /dev/infiniband --ulimit memlock=-1:-1" in command
+    assert "--env NCCL_IB_HCA==mlx5_0:1" in command and "NCCL_IB_DISABLE" not in command
+    members["b"]["network"]["rdma"] = []
+    (plan,) = planned(members)
+    assert "--env NCCL_IB_DISABLE=1" in " ".join(docker_run(plan, "/env", "/cache", "a"))
+
+
+def test_variables_of_the_instance_win():
+    (plan,) = planned(fleet([instance(environment={"NCCL_SOCKET_IFNAME": "ib0"})]))
+    command = docker_run(plan, "/env", "/cache", "a")
+    assert [word for word in command if word.startswith("NCCL_SOCKET_IFNAME")] == ["NCCL_SOCKET_IFNAME=ib0"]
+
+
+def test_all_ranks_take_part_in_the_all_reduce():
+    (plan,) = planned(fleet([instance(engine_args=PAIRS)]))
+    command = " ".join(all_reduce_run(plan, "/run/x", "b"))
+    assert "--entrypoint python3 vllm/vllm-openai:v0.32.0 -m torch.distributed.run --nnodes 2 --node-rank 1" in command
+    assert "--nproc-per-node 2 --master-addr 10.0.0.1 --master-port 29000 /probe/all_reduce.py" in command
+
+
+def test_a_plan_that_stays_brings_no_decision_twice():
+    members = fleet([instance()])
+    (plan,) = planned(members)
+    for member in members.values():
+        member["facts"]["plans"] = {"big": plan}
+    assert planned(members) == [plan]
+
+
+# --- checks between the members ------------------------------------------------------------------------------------
+
+
+def judged(members, reach=None):
+    plans = planned(members)
+    found = judge_spans(plans, members, reach or {})
+    return {check["check"]: check for check in found["big"] if check["status"] != "ok"}, with_warnings(plans, found)
+
+
+def test_equal_hosts_are_fine():
+    members = fleet([instance()])
+    for member in members.values():
+        member["network"]["clock"] = {"offset_seconds": 0.1, "uncertainty_seconds": 0.5}
+    assert judged(members)[0] == {}
+
+
+def test_drivers_of_two_branches():
+    members = fleet([instance()])
+    members["b"]["facts"]["gpu_info"]["driver_version"] = "550.54.15"
+    checks, plans = judged(members)
+    assert checks["driver"]["status"] == "failed"
+    assert "b: 550.54.15" in checks["driver"]["what"]
+    assert any("different branches" in warning for warning in plans[0]["warnings"])
+
+
+def test_clocks_that_are_apart_by_more_than_is_known():
+    members = fleet([instance()])
+    members["a"]["network"]["clock"] = {"offset_seconds": 0.0, "uncertainty_seconds": 1.0}
+    members["b"]["network"]["clock"] = {"offset_seconds": 6.5, "uncertainty_seconds": 1.0}
+    assert "clock" not in judged(members)[0]
+    members["b"]["network"]["clock"]["offset_seconds"] = 60.0
+    assert "at least 58 s apart" in judged(members)[0]["clock"]["what"]
+
+
+def test_a_slow_network_is_a_warning():
+    members = fleet([instance()])
+    for member in members.values():
+        member["network"]["interfaces"][1]["speed_mbps"] = 1000
+    assert judged(members)[0]["network"]["status"] == "warning"
+
+
+def test_a_port_that_somebody_has():
+    members = fleet([instance()])
+    members["a"]["network"]["listening"] = [{"port": 29000, "process": "python", "pid": 7, "ours": False}]
+    assert "the port 29000 (master_port) is taken by python (7)" in judged(members)[0]["port"]["what"]
+    members["a"]["network"]["listening"][0]["ours"] = True
+    assert "port" not in judged(members)[0]
+
+
+def test_a_port_that_cannot_be_reached_and_a_name_that_is_wrong():
+    reach = {
+        "b": {
+            "reached": [{"host": "a", "address": "10.0.0.1", "port": 29000, "error": "no answer within 5 s"}],
+            "names": [{"name": "rank0", "addresses": ["127.0.1.1"], "error": None}],
+        }
+    }
+    checks, _plans = judged(fleet([instance()]), reach)
+    assert "a (10.0.0.1) does not answer on port 29000: no answer within 5 s" in checks["reach"]["what"]
+    assert "rank0 is 127.0.1.1 there, not 10.0.0.1 of a" in checks["name"]["what"]
+
+
+def test_tensor_parallelism_over_pcie_is_a_warning():
+    members = fleet([instance(engine_args=PAIRS)])
+    members["b"]["facts"]["gpu_info"]["links"] = [["X", "SYS"], ["SYS", "X"]]
+    assert "connected by SYS" in judged(members)[0]["links"]["what"]
