@@ -103,7 +103,9 @@ def _check_exposure(name: str, exposure: Any, address: Any) -> None:
     except ValueError:
         return  # said of the address itself
     if outside:
-        fault = f"does not go with address {address}: vLLM answers routes such as /invocations and /metrics without a key"
+        fault = (
+            f"does not go with address {address}: vLLM answers routes such as /invocations and /metrics without a key"
+        )
         remedy = "Leave address out (127.0.0.1) and put a proxy in front that lets only /v1 through, or write open."
         raise InstanceError(name, "exposure", exposure, fault, remedy)
 

@@ -127,7 +127,9 @@ def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
     persists = start.version >= parse_version(data["moe_workspace_persists_from"])
     if not persists:
         forward, workspace = max(forward, workspace + _hidden(shape, start) * data["hidden_outputs"]), 0.0
-    peak = _larger(sampler, Estimate.exact(max(forward, _encoder_forward(shape, start))))
+    encoder = _encoder_forward(shape, start)
+    doubt = encoder * data["encoder_forward_deviation"]
+    peak = _larger(_larger(sampler, Estimate.exact(forward)), Estimate.around(encoder, doubt, doubt))
     fixed = workspace + _encoder_cache(shape, start) + data["constant_gib"] * GIB
     source = source_of(shape, start)
     deviation = data["deviation_gib"] * GIB + data["deviation_relative"] * (peak.value + fixed)
@@ -237,13 +239,17 @@ def _is_marlin(shape: Dimensions, start: Start) -> bool:
 
 
 def _encoder_tokens(shape: Dimensions, start: Start) -> int:
-    """Tokens of the images that are profiled: a batch, or one item of the largest size where that is more."""
+    """Tokens of the images that are profiled: a batch, or one item of the largest size where that is more
+    (vllm/multimodal/encoder_budget.py)."""
     if not shape.vision or not start.multimodal:
         return 0
-    item = coefficients()["encoder"]["item_tokens"].get(shape.model_type, 0)
+    item = coefficients()["encoder"]["item_tokens"].get(shape.model_type, {"image": 0, "video": 0})
+    image, video = int(item["image"]), int(item["video"])
     if start.max_model_len:
-        item = min(item, start.max_model_len)
-    return max(start.max_num_batched_tokens, int(item))
+        # A video is cut to whole frames of that length; the largest image is profiled whatever the length
+        # (get_mm_max_tokens_per_item): a public start with 8,192 tokens profiled an image of 16,384.
+        video = min(video, start.max_model_len // image * image if image else start.max_model_len)
+    return max(start.max_num_batched_tokens, image, video)
 
 
 def _encoder_cache(shape: Dimensions, start: Start) -> float:
@@ -283,16 +289,22 @@ def _communication(start: Start) -> list[Estimate]:
     data = coefficients()["non_torch_parallel"]
     terms = []
     if start.tensor_parallel_size > 1:
-        if fuses_all_reduce(start):
-            value, deviation = _by_size(data["fusion_gib"], start.tensor_parallel_size), data["fusion_deviation_gib"]
-            terms.append(_around_gib(value, deviation, deviation))
-        else:
-            value = _by_size(data["tensor_gib"], start.tensor_parallel_size)
-            terms.append(_around_gib(value, data["tensor_below_gib"], data["tensor_above_gib"]))
+        terms.append(_tensor_communication(start, data))
     if start.pipeline_parallel_size > 1:
         deviation = data["pipeline_deviation_gib"]
         terms.append(_around_gib(data["pipeline_gib"], deviation, deviation))
     return terms
+
+
+def _tensor_communication(start: Start, data: Mapping[str, Any]) -> Estimate:
+    if fuses_all_reduce(start):
+        value, deviation = _by_size(data["fusion_gib"], start.tensor_parallel_size), data["fusion_deviation_gib"]
+        return _around_gib(value, deviation, deviation)
+    nccl = data["nccl_counted"]
+    if start.version < parse_version(nccl["before"]) and start.compute_capability in nccl["compute_capabilities"]:
+        return _around_gib(nccl["value_gib"], nccl["below_gib"], nccl["above_gib"], "extrapolated")
+    value = _by_size(data["tensor_gib"], start.tensor_parallel_size)
+    return _around_gib(value, max(value, data["tensor_below_gib"]), data["tensor_above_gib"])
 
 
 def _by_size(sizes: Mapping[str, float], size: int) -> float:
@@ -318,11 +330,23 @@ def fuses_all_reduce(start: Start) -> bool:
 
 
 def captured_graphs(start: Start) -> int:
-    """How many graphs vLLM captures: mixed batches to twice max_num_seqs (512 at most), decodes to max_num_seqs."""
-    largest = start.max_capture_size or min(2 * start.max_num_seqs, 512)
+    """How many graphs vLLM captures: mixed batches to twice max_num_seqs, decodes to max_num_seqs, neither beyond the
+    release's largest size for the card and the batch (vllm/config/vllm.py, _set_cudagraph_sizes)."""
+    largest = start.max_capture_size or min(2 * start.max_num_seqs, _largest_graph(start))
+    largest = min(largest, start.max_num_batched_tokens)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     mixed = sum(size <= largest for size in sizes)
     return mixed + sum(size <= min(largest, start.max_num_seqs) for size in sizes)
+
+
+def _largest_graph(start: Start) -> int:
+    bands = coefficients()["cuda_graphs"]["largest"]
+    wanted = (
+        band
+        for band in bands
+        if in_band(band, start.version) and start.compute_capability in band["compute_capabilities"]
+    )
+    return int(next(wanted, {"size": coefficients()["cuda_graphs"]["largest_size"]})["size"])
 
 
 def cuda_graphs(shape: Dimensions, start: Start) -> Estimate:

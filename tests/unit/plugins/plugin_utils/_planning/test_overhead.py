@@ -111,6 +111,11 @@ def test_graphs_are_counted_as_vllm_captures_them():
     # "PIECEWISE=51 (largest=512), FULL=35 (largest=256)" for 256 sequences, from a log of 0.19.
     assert overhead.captured_graphs(replace(H100, max_num_seqs=256)) == 51 + 35
     assert overhead.captured_graphs(H100) == 51 + 51
+    # From 0.28 on data centre Blackwell captures to 1,024; no graph is larger than a batch.
+    blackwell = replace(H100, version=(0, 31, 0), compute_capability="10.0")
+    assert overhead.captured_graphs(blackwell) == 83 + 83
+    assert overhead.captured_graphs(replace(blackwell, version=(0, 27, 1))) == 51 + 51
+    assert overhead.captured_graphs(replace(H100, max_num_batched_tokens=256)) == 35 + 35
     assert overhead.cuda_graphs(LLAMA, replace(H100, enforce_eager=True)) == Estimate.exact(0.0)
 
 
