@@ -10,7 +10,7 @@ VENV := .venv
 BUILD := .build
 STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
 # These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
-LAB_STAGES := molecule awx judge
+LAB_STAGES := molecule roles awx judge
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -111,6 +111,13 @@ matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16, 2.17, 
 .PHONY: molecule
 molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
+
+.PHONY: roles
+roles: venv-test ## The roles vllm_host, vllm_image and vllm_model on simulated hosts, with registries that have faults
+	@ansible-playbook --inventory tests/integration/hosts playbooks/lab_up.yml
+	@GPUFLEET_INVENTORY=$(CURDIR)/tests/integration/hosts pytest tests/integration/vllm_host tests/integration/vllm_image \
+		tests/integration/vllm_model
+	@ansible-playbook --inventory tests/integration/hosts playbooks/lab_down.yml
 
 .PHONY: awx
 awx: venv-test ## What extensions/awx writes to AWX, and each job template on simulated hosts as AWX would run it
