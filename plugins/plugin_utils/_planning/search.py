@@ -15,7 +15,7 @@ from .budget import predict as predict_start
 from .case import Case, Goal
 from .estimate import MIB
 from .hosts import Gpu
-from .parallelism import Layout, layouts
+from .parallelism import Layout, division_faults, layouts
 from .settings import Pins, Settings, cache_switches
 from .span_layouts import span_layouts
 
@@ -24,6 +24,9 @@ UTILIZATION_MOST = 0.98
 POOL_STEP = 16 * MIB
 SEQUENCES_LADDER = (256, 128, 64, 32, 16, 8)
 BATCHED_TOKENS_LADDER = (4096, 2048)
+LAYOUT_PINS = ("tensor_parallel_size", "pipeline_parallel_size")
+WORTH_STAGES = 1.25
+"""So many times as much of a promise that is cut anyhow is worth the latency of stages, less is not."""
 LEAST_USEFUL_CONTEXT = 1024
 """A shorter context than this is no service: the model does not fit."""
 
@@ -56,7 +59,7 @@ def choose(case: Case) -> Choice | None:
         choice = choose_settings(case, layout)
         if choice.fits and not choice.reduced:
             return choice
-        if best is None or _keeps_more(choice, best):
+        if best is None or _keeps_more(case, choice, best):
             best = choice
     if best is None and nearest is not None:
         best = choose_settings(case, nearest)
@@ -76,8 +79,20 @@ def _smallest(case: Case) -> Settings:
     return settings
 
 
-def _keeps_more(left: Choice, right: Choice) -> bool:
-    return _kept(left) > _kept(right)
+def _keeps_more(case: Case, left: Choice, right: Choice) -> bool:
+    """Whether left is the better choice; stages on one host must be worth their latency where tensor parallelism
+    alone could divide the model over as many GPUs."""
+    kept, before = _kept(left), _kept(right)
+    if right.fits and _needs_no_stages(case, left.start.layout):
+        return kept[1] > before[1] * WORTH_STAGES
+    return kept > before
+
+
+def _needs_no_stages(case: Case, layout: Layout) -> bool:
+    if layout.pipeline_parallel_size == 1 or layout.hosts > 1 or any(name in case.pins for name in LAYOUT_PINS):
+        return False
+    expert_parallel = bool(case.pins.flag("enable_expert_parallel"))
+    return not division_faults(case.shape, layout.size // case.engines_here, expert_parallel, case.engines)
 
 
 def _kept(choice: Choice) -> tuple[float, ...]:

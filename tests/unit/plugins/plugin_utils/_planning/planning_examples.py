@@ -101,6 +101,21 @@ CONFIGS = {
         num_local_experts=8,
         num_experts_per_tok=2,
     ),
+    "Qwen3-235B-A22B": _decoder(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        4096,
+        94,
+        64,
+        4,
+        128,
+        12288,
+        151936,
+        40960,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1536,
+    ),
 }
 
 

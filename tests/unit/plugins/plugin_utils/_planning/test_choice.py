@@ -43,6 +43,14 @@ def test_stages_of_six_cards_name_what_does_not_divide():
     assert why(planned, "tensor_parallel_size").startswith("no division of the GPUs here keeps the whole promise")
 
 
+def test_of_a_promise_that_is_cut_anyhow_a_little_more_is_not_worth_more_stages():
+    # Four key-value heads are repeated over eight GPUs: two stages hold twice as much, eight a little more than two.
+    planned = plan(instance("Qwen3-235B-A22B", workload={"context": 16384, "sequences": 64}), hosts(8))
+    assert planned["verdict"] == "fits_reduced"
+    assert (argument(planned, "tensor_parallel_size"), argument(planned, "pipeline_parallel_size")) == (4, 2)
+    assert planned["workload"]["sequences"] > 40
+
+
 def test_stages_over_hosts_say_so():
     two = [host(gpu(0), gpu(1)), host(gpu(0), gpu(1), name="gpu2")]
     planned = plan(instance("Llama-3.1-70B", workload={"context": 32768, "sequences": 8}), two)
