@@ -36,3 +36,11 @@ def test_an_engine_that_asks_nobody_for_a_key_is_not_kept(host, deploy):
     deploy(host, fleet_release=NEW).failed_with("without a key", "HTTP 200 instead of 401", "back to release")
     assert host.serves() == OLD
     assert host.request("/v1/models", key="wrong")[0] == 401
+
+
+def test_memory_that_is_released_late_is_waited_for(host, deploy):
+    host.replay(memory_release_seconds=8)
+    host.read("systemctl restart vllm-demo")
+    host.wait_until(host.serves)
+    deploy(host, fleet_release=NEW).succeeded()
+    assert host.serves() == NEW
