@@ -4,6 +4,7 @@
 """The launch arguments of a choice, each with why, step and cost. Private to the collection gpufleet.vllm.
 
 Only what is pinned, or differs from what the release does by itself, becomes an argument: the command stays short.
+A promised length is always one, even where the model takes no more.
 The steps are those of the design: 1 fit the model, 2 length to the load, 3 leave room, 4 batch last; 0 is given.
 """
 
@@ -83,13 +84,14 @@ def _precision(case: Case) -> list[Argument]:
 
 def _length(case: Case, choice: Choice) -> list[Argument]:
     context = choice.goal.context
-    if "max_model_len" in case.pins or context == case.shape.max_model_len:
-        return []
     most = case.shape.max_model_len
+    if "max_model_len" in case.pins or (context == most and not case.workload.context):
+        return []
     if context < case.goal.context:
         why = f"cut from the promised {case.goal.context:,} tokens to what the KV pool holds"
     elif case.workload.context:
-        why = "the workload's context" + (f", not the model's {most:,}" if most else "")
+        less = f", not the model's {most:,}" if most and most != context else ""
+        why = "the workload's context" + less
     else:
         why = "no workload is stated" + (f"; the model could take {most:,}" if most else "")
     return [_argument("max_model_len", context, why, PIN_COSTS["max_model_len"])]

@@ -322,7 +322,7 @@ def _stage_terms(model: Model, facts: overhead.Start, stage: int) -> tuple[Estim
         overhead.cuda_graphs(model.shape, facts),
     )
     if model.unverified:
-        return tuple(term.widened(2.0, "unverified") for term in terms)  # type: ignore[return-value]
+        return tuple(term.widened(2.0, "unverified").at_least(0.0) for term in terms)  # type: ignore[return-value]
     return terms
 
 

@@ -71,7 +71,7 @@ def plan(instance: dict[str, Any], hosts: list[dict[str, Any]]) -> Plan:
 def _plan(case: Case, instance: Mapping[str, Any]) -> Plan:
     rules = unsupported_rules(case)
     if rules:
-        return _describe(case, None, "unsupported", rules)
+        return _describe(case, predicted(case), "unsupported", rules)
     case = with_receipt(case)
     refused_length = length_rule(case)
     if refused_length:
@@ -102,12 +102,24 @@ def is_cut(case: Case, choice: Choice) -> bool:
     return case.workload.stated and (choice.reduced or bool(case.cuts))
 
 
+def predicted(case: Case) -> Choice | None:
+    """What the memory would do where a rule of driver or card forbids the start, if the division is pinned: another
+    build of the release may run there. None where the rule leaves nothing to predict."""
+    pinned = "tensor_parallel_size" in case.pins and not case.spans
+    if not pinned or not knows_architecture(case) or case.errors or division_rules(case):
+        return None
+    return choose(case) if any(host.gpus for host in case.hosts) else None
+
+
+def knows_architecture(case: Case) -> bool:
+    return case.release.supports_architecture(case.shape.architecture) or bool(case.pins.text("model_impl"))
+
+
 def unsupported_rules(case: Case) -> list[str]:
     """The rules that the instance breaks whatever the memory: arguments, architecture, cards, division."""
     rules = [str(error["message"]) for error in case.errors]
-    name = case.shape.architecture
-    if not case.release.supports_architecture(name) and not case.pins.text("model_impl"):
-        rules.append(_unknown_architecture(case, name))
+    if not knows_architecture(case):
+        rules.append(_unknown_architecture(case, case.shape.architecture))
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
     rules += [*division_rules(case), *span_rules(case)]
     if not any(host.gpus for host in case.hosts):

@@ -13,6 +13,7 @@ CARDS = {
     "H100": ("NVIDIA H100 80GB HBM3", 81559, 81008, "9.0"),
     "A100": ("NVIDIA A100-SXM4-80GB", 81920, 81050, "8.0"),
     "RTX 4090": ("NVIDIA GeForce RTX 4090", 24564, 24110, "8.9"),
+    "V100": ("Tesla V100-SXM2-32GB", 32768, 32493, "7.0"),
     "T4": ("Tesla T4", 15360, 14910, "7.5"),
 }
 
@@ -84,6 +85,7 @@ CONFIGS = {
     "tiny": _decoder("Qwen3ForCausalLM", "qwen3", 128, 4, 4, 2, 32, 384, 512, 4096, tie_word_embeddings=True),
     "Qwen3-8B": _decoder("Qwen3ForCausalLM", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, 40960),
     "Qwen3-14B": _decoder("Qwen3ForCausalLM", "qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960),
+    "Qwen2.5-7B": _decoder("Qwen2ForCausalLM", "qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768),
     "R1-Distill-Qwen-14B": _decoder("Qwen2ForCausalLM", "qwen2", 5120, 48, 40, 8, 128, 13824, 152064, 131072),
     "Llama-3.1-8B": _decoder("LlamaForCausalLM", "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072),
     "Llama-3.1-70B": _decoder("LlamaForCausalLM", "llama", 8192, 80, 64, 8, 128, 28672, 128256, 131072),

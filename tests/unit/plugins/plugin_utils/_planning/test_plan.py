@@ -130,6 +130,8 @@ def test_the_length_is_that_of_the_load():
     assert argument(planned, "max_model_len") == 8192
     assert argument(plan(instance("Qwen3-8B"), hosts()), "max_model_len") == 32768
     assert argument(plan(instance("tiny"), hosts()), "max_model_len") is None
+    promised = plan(instance("tiny", workload={"context": 4096, "sequences": 1}), hosts())
+    assert argument(promised, "max_model_len") == 4096  # promised, so said, though the model takes no more
 
 
 def test_what_is_not_needed_is_no_argument():

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from planning_examples import argument, hosts, instance
+from planning_examples import argument, gpu, host, hosts, instance
 
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan
 
@@ -47,6 +47,20 @@ def test_a_driver_that_is_too_old_is_a_rule():
     planned = plan(instance(release="0.32.0"), old)
     assert planned["verdict"] == "unsupported"
     assert any(need.startswith("driver on gpu1") for need in planned["needs"])
+
+
+def test_where_driver_or_card_forbids_it_a_pinned_division_is_predicted_all_the_same():
+    """A public start of vLLM 0.18.0 on a V100, for which the image has no kernels: 13.1 GiB of KV pool."""
+    volta = gpu(0, "V100", memory_free_mib=32493)
+    pins = {"tensor_parallel_size": 1, "max_model_len": 32768, "max_num_batched_tokens": 8192, "enforce_eager": True}
+    pins |= {"gpu_memory_utilization": 0.9, "max_num_seqs": 256, "dtype": "float16"}
+    planned = plan(instance("Qwen2.5-7B", "0.18.0", engine_args=pins), [host(volta)])
+    assert planned["verdict"] == "unsupported"
+    assert any(need.startswith("compute_capability") for need in planned["needs"])
+    pool = planned["budget"][0]["kv_pool_gib"]
+    assert pool["low"] < 13.1 < pool["high"]
+    assert planned["kv"]["tokens"] == pytest.approx(245_360, rel=0.03)
+    assert plan(instance("Qwen2.5-7B", "0.18.0"), [host(volta)])["budget"] == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("dtype", "bfloat16"), ("quantization", "fp8"), ("kv_cache_dtype", "fp8")])
