@@ -153,7 +153,12 @@ class GpuBudget:
         """The same start with another share of the card: only the pool differs."""
         more = self.gpu.total_bytes * utilization - self.requested
         pool = self.pool if self.pinned_pool else self.pool.moved(more)
-        return replace(self, requested=self.requested + more, pool=pool)
+        return GpuBudget(**{**self._fields, "requested": self.requested + more, "pool": pool})
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """Without what was computed of them; dataclasses.replace() takes ten times as long."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
 
     @property
     def start_margin(self) -> float:
@@ -208,7 +213,8 @@ class Prediction:
     def budgets(self) -> tuple[GpuBudget, ...]:
         """The budget of each GPU, in rank order."""
         ranks = enumerate(self.layout.gpus)
-        return tuple(replace(self.kinds[_kind(gpu, self.layout.stage(rank))], gpu=gpu) for rank, gpu in ranks)
+        kinds = [(gpu, self.kinds[_kind(gpu, self.layout.stage(rank))]) for rank, gpu in ranks]
+        return tuple(kind if kind.gpu is gpu else replace(kind, gpu=gpu) for gpu, kind in kinds)
 
     def at_utilization(self, utilization: float) -> Prediction:
         """The same start with another gpu_memory_utilization."""
@@ -294,13 +300,14 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
         enable_expert_parallel=settings.enable_expert_parallel,
         **run,
     )
+    shared = Shared(facts, model.graphs_leave_pool(facts), overhead.cuda_context(facts), model)
     terms = model.terms(facts)
     kinds: dict[Kind, GpuBudget] = {}
     for rank, gpu in enumerate(layout.gpus):
         stage = layout.stage(rank)
         kind = _kind(gpu, stage)
         if kind not in kinds:
-            kinds[kind] = _gpu_budget(gpu, stage, settings, weights[stage], terms[stage], facts, model)
+            kinds[kind] = _gpu_budget(gpu, stage, settings, weights[stage], terms[stage], shared)
     return Prediction(model, layout, settings, run, kinds)
 
 
@@ -330,17 +337,26 @@ UNVERIFIED_POOL_SHARE = 0.6
 """Of the expected pool, where the model is not understood: the one that was measured had 1 / 1.37 of it."""
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all GPUs of one start have in common."""
+
+    facts: overhead.Start
+    graphs_leave_pool: bool
+    context: Estimate
+    model: Model
+
+
 def _gpu_budget(
     gpu: Gpu,
     stage: int,
     settings: Settings,
     weights: Estimate,
     terms: Sequence[Estimate],
-    facts: overhead.Start,
-    model: Model,
+    shared: Shared,
 ) -> GpuBudget:
     activation, non_torch, graphs = terms
-    in_request = model.graphs_leave_pool(facts)
+    facts, model, in_request = shared.facts, shared.model, shared.graphs_leave_pool
     requested = gpu.total_bytes * settings.gpu_memory_utilization
     if stage == facts.pipeline_parallel_size - 1 and model.extras.any:
         weights = total((weights, model.extras.weights(facts.tensor_parallel_size)))
@@ -362,7 +378,7 @@ def _gpu_budget(
         non_torch=non_torch,
         cuda_graphs=graphs,
         graphs_in_request=in_request or pinned,
-        context=overhead.cuda_context(facts),
+        context=shared.context,
         pool=pool,
         pinned_pool=pinned,
     )

@@ -268,7 +268,8 @@ def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
 
     def keeps_all(tensor: int, stages: int) -> bool:
         size = tensor * stages * case.engines_here
-        gpus = tuple(_copy(largest, rank % tensor, rank // tensor) for rank in range(size))
+        # The cards of a stage stand on one host; which is which does not matter for the memory.
+        gpus = tuple(gpu for stage in range(size // tensor) for gpu in (_copy(largest, stage),) * tensor)
         imagined = Layout(tensor, stages, gpus, case.engines_here)
         more = size > choice.start.layout.size
         return more and not lacks_room(case, imagined) and keeps_promise(case, imagined)
@@ -281,6 +282,8 @@ def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
     if found:
         pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
         yield _imagined_gpus(case, largest.name, *found, per_host) + (" in place of the pinned sizes" if pinned else "")
+    elif not choice.fits:
+        yield f"cards with more memory: {MOST_GPUS} like {largest.name} do not keep the promise"
 
 
 def _imagined_gpus(case: Case, name: str, tensor: int, stages: int, per_host: int) -> str:
@@ -294,8 +297,8 @@ def _imagined_gpus(case: Case, name: str, tensor: int, stages: int, per_host: in
     return f"{stages} hosts with {_count(tensor * case.engines_here, 'GPU')} like {name} each ({said})"
 
 
-def _copy(gpu: Gpu, index: int, host: int) -> Gpu:
-    return replace(gpu, index=index, host_index=host, uuid=f"imagined-{host}-{index}")
+def _copy(gpu: Gpu, host: int) -> Gpu:
+    return replace(gpu, host_index=host, uuid=f"imagined-{host}")
 
 
 def _less_context(case: Case, choice: Choice) -> Iterator[str]:

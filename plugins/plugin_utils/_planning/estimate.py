@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 GIB = 2**30
 MIB = 2**20
@@ -45,11 +45,11 @@ class Estimate:
 
     def moved(self, shift: float) -> Estimate:
         """Value and bounds, all moved by as many bytes."""
-        return replace(self, value=self.value + shift, low=self.low + shift, high=self.high + shift)
+        return Estimate(self.value + shift, self.low + shift, self.high + shift, self.source)
 
     def at_least(self, floor: float) -> Estimate:
         """No value or bound below floor (memory is never negative)."""
-        return replace(self, value=max(self.value, floor), low=max(self.low, floor), high=max(self.high, floor))
+        return Estimate(max(self.value, floor), max(self.low, floor), max(self.high, floor), self.source)
 
     def as_gib(self) -> dict[str, float | str]:
         """The form of the contract: GiB, rounded to 1 MiB."""

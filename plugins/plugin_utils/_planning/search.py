@@ -176,13 +176,21 @@ def batch_limits(case: Case, layout: Layout, goal: Goal) -> Iterator[tuple[int, 
 
 
 def default_sequences(case: Case, gpu: Gpu) -> int:
-    return int(case.release.default("max_num_seqs", dict(gpu.facts)))
+    return _default(case, gpu, "max_num_seqs")
+
+
+def _default(case: Case, gpu: Gpu, name: str) -> int:
+    """The release's own value for this kind of card, looked up once a case."""
+    key = (name, gpu.name, gpu.compute_capability, gpu.total_bytes)
+    if key not in case.memo:
+        case.memo[key] = int(case.release.default(name, dict(gpu.facts)))
+    return int(case.memo[key])
 
 
 def default_tokens(case: Case, gpu: Gpu, goal: Goal, sequences: int) -> int:
     """The release's own max_num_batched_tokens for this card (vllm/engine/arg_utils.py, get_batch_defaults): with
     chunked prefill no more than all sequences can have, without it at least the longest prompt."""
-    tokens = int(case.release.default("max_num_batched_tokens", dict(gpu.facts)))
+    tokens = _default(case, gpu, "max_num_batched_tokens")
     if case.model.generates and case.pins.flag("enable_chunked_prefill") is not False:
         return min(tokens, sequences * goal.context)
     return max(tokens, goal.context)
