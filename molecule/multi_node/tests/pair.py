@@ -70,6 +70,12 @@ class Member:
         told: dict[str, Any] = json.loads(self.read("cat /etc/vllm/demo/plan.json"))
         return told
 
+    @property
+    def address(self) -> str:
+        """The one on the network between the members."""
+        members = {member["host"]: member["address"] for member in self.plan["launch"]["members"]}
+        return str(members[self.name])
+
     def failures(self) -> list[str]:
         """The folders of the archived failures, the first one first."""
         return self.read("ls -d /var/lib/vllm/demo/failures/[0-9]* 2>/dev/null | sort || true").split()

@@ -29,7 +29,7 @@ def test_the_members_are_told_who_they_are(pair):
     assert "--headless" in second and "--headless" not in first
     assert re.findall("--master-addr [0-9.]+", first) == re.findall("--master-addr [0-9.]+", second)
     for member, command in zip(pair.members, (first, second), strict=True):
-        address = member.read("hostname -I").split()[0]
+        address = member.address
         assert f"--env VLLM_HOST_IP={address}" in command
         # Docker's own bridge has the same address on every host, and would be taken by NCCL.
         assert "--env NCCL_SOCKET_IFNAME==eth0" in command
@@ -38,13 +38,13 @@ def test_the_members_are_told_who_they_are(pair):
 def test_rank_0_answers_and_the_watchers_know_it(pair):
     assert pair.serves() == OLD
     for member in pair.members:
-        address = member.read("hostname -I").split()[0]
+        address = member.address
         assert member.read(f"curl --silent --max-time 5 http://{address}:29001/health") == "serves"
         assert KEY not in member.read("ps -eww -o args; journalctl --no-pager --unit vllm-members@demo")
 
 
 def test_nobody_is_told_anything_by_a_watcher_without_the_key(pair):
-    address = pair.first.read("hostname -I").split()[0]
+    address = pair.first.address
     ask = """
 import json, socket
 stream = socket.create_connection(("%s", 29001), 5).makefile("rw")

@@ -34,7 +34,7 @@ def test_the_network_is_cut_while_it_serves_and_comes_back(pair):
     # Without the watchers, the engines would notice after ten minutes.
     pair.replay(heartbeat_timeout_seconds=600)
     before = pair.invocations
-    peer = pair.first.read("hostname -I").split()[0]
+    peer = pair.first.address
     with pair.second.firewall(f"INPUT --source {peer} --jump DROP", f"OUTPUT --destination {peer} --jump DROP"):
         pair.wait_until(lambda: all(new != old for new, old in zip(pair.invocations, before, strict=True)))
         assert [member.state for member in pair.members] == ["start-pre", "start-pre"]

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 
 def span_layouts(case: Case) -> Iterator[Layout]:
-    """The layouts to try: the fewest GPUs of each host first, of equals the largest tensor parallel size.
+    """The layouts to try: the fewest stages first, of equals the fewest GPUs.
 
-    Where the GPUs of a host do not divide the model evenly, that leaves tensor parallel 1 and a stage for each GPU. A
-    pinned tensor parallel size divides layers over the network only where no host has so many GPUs.
+    One stage a host, whose GPUs share its layers; more stages only where the GPUs of a host do not divide the model
+    evenly, in the end tensor parallel 1 and a stage for each GPU. A pinned tensor parallel size divides layers over the
+    network only where no host has so many GPUs.
     """
     per_host = min((len(host.gpus) for host in case.hosts), default=0)
     found = {}
     for count in range(1, per_host + 1):
         for tensor, pipeline in _sizes(case, count):
             found.setdefault((tensor, pipeline), count)
-    order = sorted(found.items(), key=lambda item: (item[0][0] > item[1], item[1], -item[0][0]))
+    order = sorted(found.items(), key=lambda item: (item[0][0] > item[1], item[0][1], item[1]))
     for (tensor, pipeline), count in order:
         gpus = tuple(gpu for host in case.hosts for gpu in nearest(host, count))
         yield Layout(tensor, pipeline, gpus, case.engines)

@@ -82,11 +82,18 @@ def test_no_more_gpus_than_the_promise_needs():
     assert (plan["parallel"]["tensor_parallel_size"], plan["parallel"]["pipeline_parallel_size"]) == (1, 2)
 
 
+def test_one_stage_a_host_rather_than_fewer_gpus():
+    (plan,) = planned(fleet([instance(workload={"context": 16384, "sequences": 64})], counts=(8, 8)))
+    assert plan["verdict"] == "fits"
+    assert (plan["parallel"]["tensor_parallel_size"], plan["parallel"]["pipeline_parallel_size"]) == (4, 2)
+
+
 def test_gpus_that_do_not_divide_the_model_are_stages():
-    # 64 heads and three GPUs a host.
-    (plan,) = planned(fleet([instance(engine_args={"pipeline_parallel_size": 6})], counts=(3, 3)))
-    assert plan["verdict"] in ("fits", "fits_reduced")
-    assert plan["parallel"]["tensor_parallel_size"] == 1
+    # 40 heads and three GPUs a host: two of them would do, but not for this promise.
+    workload = {"context": 32768, "sequences": 64}
+    (plan,) = planned(fleet([instance(workload=workload)], counts=(3, 3), model="Qwen3-14B"))
+    assert plan["verdict"] == "fits"
+    assert (plan["parallel"]["tensor_parallel_size"], plan["parallel"]["pipeline_parallel_size"]) == (1, 6)
 
 
 def test_a_pinned_tensor_size_stays_within_the_hosts_where_it_can():
