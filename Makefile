@@ -109,8 +109,9 @@ matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16, 2.17, 
 	@tools/ci/matrix.sh $(CORES)
 
 .PHONY: molecule
-molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
+molecule: venv-test ## The scenarios: a real vLLM on a simulated host, twice, verified; one engine over two hosts
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
+	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name multi_node
 
 .PHONY: roles
 roles: venv-test ## The roles vllm_host, vllm_image and vllm_model on simulated hosts, with registries that have faults
