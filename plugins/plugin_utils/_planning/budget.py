@@ -9,7 +9,8 @@ vLLM's own arithmetic (gpu_worker.py, determine_available_memory): KV pool = tot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,7 +69,10 @@ class Model:
             compute_capability=least_capability(layout.gpus),
         )
         source = "unverified" if self.unverified else "calibrated"
-        return [Estimate(stage.value, stage.low, stage.high, source) for stage in stages]
+        found = [Estimate(stage.value, stage.low, stage.high, source) for stage in stages]
+        # Equal stages are one object: predict() counts them once.
+        known: dict[Estimate, Estimate] = {}
+        return [known.setdefault(estimate, estimate) for estimate in found]
 
     def kv(self, layout: Layout, settings: Settings) -> KVCacheLayout:
         key = (
@@ -121,7 +125,10 @@ class Model:
 
 @dataclass(frozen=True)
 class GpuBudget:
-    """Bytes on one GPU. requested is total x utilization; outside are terms that come out of the rest of the card."""
+    """Bytes on one GPU; gpu and stage are one of those that it is the budget of.
+
+    requested is total x utilization; outside are terms that come out of the rest of the card.
+    """
 
     gpu: Gpu
     stage: int
@@ -206,22 +213,27 @@ class Prediction:
 
     @property
     def distinct(self) -> tuple[GpuBudget, ...]:
-        """One budget of each kind: GPUs of one size, equally free, on one stage have equal ones."""
-        return tuple(self.kinds.values())
+        """The budgets that differ: GPUs of one size, equally free, on stages that are alike have equal ones."""
+        return tuple({id(budget): budget for budget in self.kinds.values()}.values())
+
+    @property
+    def staged(self) -> Iterator[tuple[int, GpuBudget]]:
+        """One budget of each kind, with its pipeline stage."""
+        return ((stage, budget) for (stage, _total, _free), budget in self.kinds.items())
 
     @cached_property
     def budgets(self) -> tuple[GpuBudget, ...]:
         """The budget of each GPU, in rank order."""
-        ranks = enumerate(self.layout.gpus)
-        kinds = [(gpu, self.kinds[_kind(gpu, self.layout.stage(rank))]) for rank, gpu in ranks]
-        return tuple(kind if kind.gpu is gpu else replace(kind, gpu=gpu) for gpu, kind in kinds)
+        ranks = [(gpu, self.layout.stage(rank)) for rank, gpu in enumerate(self.layout.gpus)]
+        return tuple(replace(self.kinds[_kind(gpu, stage)], gpu=gpu, stage=stage) for gpu, stage in ranks)
 
     def at_utilization(self, utilization: float) -> Prediction:
         """The same start with another gpu_memory_utilization."""
         settings = replace(self.settings, gpu_memory_utilization=utilization)
         if self.model.unverified:
             return predict(self.model, self.layout, settings, self.run)
-        kinds = {kind: budget.at_utilization(utilization) for kind, budget in self.kinds.items()}
+        moved = {id(budget): budget.at_utilization(utilization) for budget in self.distinct}
+        kinds = {kind: moved[id(budget)] for kind, budget in self.kinds.items()}
         return Prediction(self.model, self.layout, settings, self.run, kinds)
 
     def pools(self, bound: str) -> list[int]:
@@ -233,10 +245,10 @@ class Prediction:
         if bound == "low" and self.model.unverified and self.settings.kv_cache_memory_bytes is not None:
             # The bytes are certain then, but not how many tokens they hold.
             share *= UNVERIFIED_POOL_SHARE
-        return [
-            int(share * max(0, min(getattr(budget.pool, bound) for budget in self.distinct if budget.stage == stage)))
-            for stage in range(self.layout.pipeline_parallel_size)
-        ]
+        least = [math.inf] * self.layout.pipeline_parallel_size
+        for stage, budget in self.staged:
+            least[stage] = min(least[stage], getattr(budget.pool, bound))
+        return [int(share * max(0, pool)) for pool in least]
 
     def blocks(self, bound: str) -> int:
         if bound not in self._blocks:
@@ -303,11 +315,16 @@ def predict(model: Model, layout: Layout, settings: Settings, run: Mapping[str, 
     shared = Shared(facts, model.graphs_leave_pool(facts), overhead.cuda_context(facts), model)
     terms = model.terms(facts)
     kinds: dict[Kind, GpuBudget] = {}
+    alike: dict[tuple[int, ...], GpuBudget] = {}
     for rank, gpu in enumerate(layout.gpus):
         stage = layout.stage(rank)
         kind = _kind(gpu, stage)
-        if kind not in kinds:
-            kinds[kind] = _gpu_budget(gpu, stage, settings, weights[stage], terms[stage], shared)
+        if kind in kinds:
+            continue
+        same = (gpu.total_bytes, gpu.free_bytes, id(weights[stage]), id(terms[stage]))
+        if same not in alike:
+            alike[same] = _gpu_budget(gpu, stage, settings, weights[stage], terms[stage], shared)
+        kinds[kind] = alike[same]
     return Prediction(model, layout, settings, run, kinds)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ def _case(
     pins: Pins,
     errors: Sequence[Mapping[str, Any]],
 ) -> Case:
-    checkpoint_name = fingerprint(checkpoint)
+    checkpoint_name = checkpoint_fingerprint(checkpoint)
     cache = cache_of(checkpoint_name, release.version)
     shape = cache["shape"] = cache.get("shape") or dimensions(checkpoint)
     task = read_task(instance, checkpoint, pins)
@@ -369,6 +370,23 @@ def not_understood(checkpoint: Mapping[str, Any], kv_cache_dtype: str) -> str:
 def fingerprint(value: Any) -> str:
     """A short name for a value; equal values have equal names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def checkpoint_fingerprint(checkpoint: Mapping[str, Any]) -> str:
+    """The fingerprint of a checkpoint, made once for a fleet: its description is long, and the hosts share it."""
+    try:
+        return _described_fingerprint(marshal.dumps(checkpoint, PLAIN_MARSHAL))
+    except ValueError:  # Ansible's own kinds of text
+        return fingerprint(checkpoint)
+
+
+PLAIN_MARSHAL = 2
+"""The last version of the format in which equal values give equal bytes."""
+
+
+@functools.lru_cache(maxsize=64)
+def _described_fingerprint(described: bytes) -> str:
+    return fingerprint(marshal.loads(described))
 
 
 def basis_of(case: Case) -> str:

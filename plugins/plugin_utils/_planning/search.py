@@ -290,10 +290,11 @@ def needed_bytes(candidate: Prediction, goal: Goal, stage: int) -> float:
 def _with_utilization(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     default = candidate.settings.gpu_memory_utilization
     needed, most = 0.0, UTILIZATION_MOST
+    for stage, budget in candidate.staged:
+        taken = budget.requested - budget.pool.low
+        needed = max(needed, (needed_bytes(candidate, goal, stage) + taken) / budget.gpu.total_bytes)
     for budget in candidate.distinct:
         size = float(budget.gpu.total_bytes)
-        taken = budget.requested - budget.pool.low
-        needed = max(needed, (needed_bytes(candidate, goal, budget.stage) + taken) / size)
         spare = min(budget.headroom.low - least_headroom(case, budget.gpu), budget.start_margin)
         most = min(most, (budget.requested + spare) / size)
     chosen = default
@@ -316,7 +317,7 @@ def _step_up(value: float) -> float:
 
 def _with_pinned_pool(case: Case, candidate: Prediction, goal: Goal) -> Prediction:
     """On a shared card the pool is what the goal needs, in bytes: a share of the card would count the others' part."""
-    needed = max(needed_bytes(candidate, goal, budget.stage) for budget in candidate.distinct)
+    needed = max(needed_bytes(candidate, goal, stage) for stage, _budget in candidate.staged)
     if not goal.stated:
         needed *= 8
     probe = predict(case, candidate.layout, replace(candidate.settings, kv_cache_memory_bytes=0))
