@@ -29,7 +29,7 @@ def span_layouts(case: Case) -> Iterator[Layout]:
     network only where no host has so many GPUs.
     """
     per_host = min((len(host.gpus) for host in case.hosts), default=0)
-    found = {}
+    found: dict[tuple[int, int], int] = {}
     for count in range(1, per_host + 1):
         for tensor, pipeline in _sizes(case, count):
             found.setdefault((tensor, pipeline), count)
