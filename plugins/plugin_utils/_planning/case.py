@@ -106,7 +106,7 @@ class Case:
         return min(max(total_bytes * HEADROOM_RELATIVE, HEADROOM_LEAST), HEADROOM_MOST)
 
     @cached_property
-    def memo(self) -> dict[str, Any]:
+    def memo(self) -> dict[Any, Any]:
         """What was computed of the case once."""
         return {}
 
@@ -375,7 +375,7 @@ def fingerprint(value: Any) -> str:
 def checkpoint_fingerprint(checkpoint: Mapping[str, Any]) -> str:
     """The fingerprint of a checkpoint, made once for a fleet: its description is long, and the hosts share it."""
     try:
-        return _described_fingerprint(marshal.dumps(checkpoint, PLAIN_MARSHAL))
+        return _described_fingerprint(marshal.dumps(dict(checkpoint), PLAIN_MARSHAL))
     except ValueError:  # Ansible's own kinds of text
         return fingerprint(checkpoint)
 

@@ -190,11 +190,11 @@ def nearest(host: Host, count: int) -> tuple[Gpu, ...]:
     """The count GPUs of a host to take: of one kind, those with the most free memory, near to each other."""
     if count >= len(host.gpus):
         return host.gpus
+    if count == 1:
+        return (max(host.gpus, key=lambda gpu: gpu.free_bytes // GIB),)
     cards = tuple(
         Card(gpu.index, (gpu.name, gpu.total_bytes // GIB), gpu.free_bytes // GIB, gpu.numa_node) for gpu in host.gpus
     )
-    if count == 1:
-        return (host.gpus[max(range(len(cards)), key=lambda position: cards[position].free_steps)],)
     links = tuple(tuple(link(host, left.index, right.index) for right in cards) for left in cards)
     return tuple(host.gpus[position] for position in _positions(cards, links, count))
 

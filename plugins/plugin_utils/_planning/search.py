@@ -181,7 +181,7 @@ def default_sequences(case: Case, gpu: Gpu) -> int:
 
 def _default(case: Case, gpu: Gpu, name: str) -> int:
     """The release's own value for this kind of card, looked up once a case."""
-    key = (name, gpu.name, gpu.compute_capability, gpu.total_bytes)
+    key = name, gpu.name, gpu.compute_capability, gpu.total_bytes
     if key not in case.memo:
         case.memo[key] = int(case.release.default(name, dict(gpu.facts)))
     return int(case.memo[key])
@@ -360,13 +360,17 @@ def _reduce(case: Case, found: Prediction, goal: Goal) -> Choice:
     for cut in orders[case.workload.prefer]:
         smaller = cut(found, goal)
         if smaller is not None:
-            settings = replace(found.settings, max_model_len=smaller.context)
-            return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
+            return Choice(_with_length(case, found, smaller.context), smaller, reduced=True, fits=True)
     smaller = _shorter(found, replace(goal, sequences=goal.engines, typical_context=None))
     if smaller is not None:
-        settings = replace(found.settings, max_model_len=smaller.context)
-        return Choice(predict(case, found.layout, settings), smaller, reduced=True, fits=True)
+        return Choice(_with_length(case, found, smaller.context), smaller, reduced=True, fits=True)
     return Choice(found, goal, reduced=True, fits=False)
+
+
+def _with_length(case: Case, found: Prediction, context: int) -> Prediction:
+    if context == found.settings.max_model_len:
+        return found
+    return predict(case, found.layout, replace(found.settings, max_model_len=context))
 
 
 def _fewer_sequences(found: Prediction, goal: Goal) -> Goal | None:
