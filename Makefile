@@ -10,7 +10,7 @@ VENV := .venv
 BUILD := .build
 STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
 # These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
-LAB_STAGES := molecule roles awx judge
+LAB_STAGES := molecule fleet multi_node roles awx judge
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -109,8 +109,15 @@ matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16, 2.17, 
 	@tools/ci/matrix.sh $(CORES)
 
 .PHONY: molecule
-molecule: venv-test ## The scenarios: a real vLLM on a simulated host, twice, verified; one engine over two hosts
+molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
+
+.PHONY: fleet
+fleet: venv-test ## The scenario fleet: three hosts with the replay engine, and every fault that a deployment must survive
+	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name fleet
+
+.PHONY: multi_node
+multi_node: venv-test ## The scenario multi_node: one engine over two hosts, all members or none
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name multi_node
 
 .PHONY: roles

@@ -42,7 +42,10 @@ def play(tmp_path):
         facts = tmp_path / "facts.json"
         facts.unlink(missing_ok=True)
         playbook = tmp_path / "play.json"
-        fact = "{{ {'facts': ansible_facts.vllm_model_facts | default({}), 'descriptions': vllm_model_descriptions | default({})} }}"
+        fact = (
+            "{{ {'facts': ansible_facts.vllm_model_facts | default({}), "
+            "'descriptions': vllm_model_descriptions | default({})} }}"
+        )
         tasks = [
             {"ansible.builtin.include_role": {"name": "gpufleet.vllm.vllm_model", "tasks_from": entry}},
             {"ansible.builtin.copy": {"content": fact, "dest": str(facts)}, "check_mode": False, "diff": False},
@@ -53,7 +56,7 @@ def play(tmp_path):
         local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         inventory.write_text(json.dumps({"all": {"hosts": {"gpu1": local, "gpu2": local}}}))
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "ANSIBLE_CONFIG"},
             "ANSIBLE_COLLECTIONS_PATH": str(REPOSITORY / ".collections"),
             "ANSIBLE_LOCALHOST_WARNING": "false",
             "LC_ALL": "C.UTF-8",
