@@ -181,9 +181,7 @@ def test_an_empty_log_has_measured_nothing(log):
 
 def test_warnings_are_listed_once_without_secrets():
     line = "(Worker_TP0 pid=5) WARNING 04-20 20:13:51 [x.py:1] Falling back, --api-key sk-12345 ignored\n"
-    assert parse_boot_log(line + line)["warnings"] == [
-        {"line": "Falling back, --api-key ***", "line_number": 1}
-    ]
+    assert parse_boot_log(line + line)["warnings"] == [{"line": "Falling back, --api-key ***", "line_number": 1}]
 
 
 @pytest.mark.parametrize(
