@@ -34,6 +34,7 @@ from .search import (
 )
 
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+MEMORY_PINS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
 MOST_GPUS = 64
 GPUS_OF_A_HOST = 8
 """The most that hosts are commonly built with; more GPUs than that are thought of as several hosts."""
@@ -242,7 +243,8 @@ def needs_of(case: Case, choice: Choice | None) -> list[str]:
     remedies = [cut.remedy for cut in case.cuts]
     if choice.fits and not choice.reduced:
         return remedies
-    needs = [*_more_gpus(case, choice), *_less_context(case, choice), *_fewer_bits(case, choice), *remedies]
+    needs = [*_smaller_share(case, choice), *_more_gpus(case, choice), *_less_context(case, choice)]
+    needs += [*_fewer_bits(case, choice), *remedies]
     return needs or [_breakdown(case, choice)]
 
 
@@ -256,6 +258,21 @@ def _no_layout(case: Case) -> str:
         str(size) for size in divisors(case.shape, most, bool(case.pins.flag("enable_expert_parallel")), case.engines)
     )
     return f"{_count(wanted, 'GPU')} ({sizes}); usable are {have}; tensor_parallel_size could be {right}"
+
+
+def _smaller_share(case: Case, choice: Choice) -> Iterator[str]:
+    """The share of the card that is free, where more of it was pinned: vLLM refuses to start then."""
+    if "gpu_memory_utilization" not in case.pins:
+        return
+    for budget in choice.start.distinct:
+        over = -min(budget.start_margin, budget.headroom.value)
+        share = math.floor((budget.requested - over) / budget.gpu.total_bytes * 100) / 100
+        if over > 0 and share > 0:
+            yield (
+                f"gpu_memory_utilization of at most {share:g}, or no pin: of {budget.gpu.total_bytes / GIB:.1f} GiB of "
+                f"{budget.gpu.label} {budget.gpu.free_bytes / GIB:.1f} are free, and CUDA takes its part"
+            )
+            return
 
 
 def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
@@ -282,7 +299,7 @@ def _more_gpus(case: Case, choice: Choice) -> Iterator[str]:
     if found:
         pinned = any(name in case.pins for name in ("tensor_parallel_size", "pipeline_parallel_size"))
         yield _imagined_gpus(case, largest.name, *found, per_host) + (" in place of the pinned sizes" if pinned else "")
-    elif not choice.fits:
+    elif not choice.fits and not any(name in case.pins for name in MEMORY_PINS):
         yield f"cards with more memory: {MOST_GPUS} like {largest.name} do not keep the promise"
 
 

@@ -121,7 +121,7 @@ def unsupported_rules(case: Case) -> list[str]:
     if not knows_architecture(case):
         rules.append(_unknown_architecture(case, case.shape.architecture))
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
-    rules += [*division_rules(case), *span_rules(case)]
+    rules += [*division_rules(case), *span_rules(case), *batch_rules(case)]
     if not any(host.gpus for host in case.hosts):
         names = ", ".join(host.name for host in case.hosts) or "no host"
         rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
@@ -162,10 +162,27 @@ def division_rules(case: Case) -> list[str]:
         )
     if expert_parallel and case.shape.experts is None:
         rules.append("enable_expert_parallel: the model has no experts, and vLLM refuses to start; leave it out")
+    contexts = case.pins.integer("decode_context_parallel_size")
+    if contexts and (tensor or 1) % contexts:
+        rules.append(
+            f"decode_context_parallel_size {contexts}: it divides the GPUs of tensor_parallel_size, now {tensor or 1}; "
+            f"pin tensor_parallel_size to a multiple of {contexts}"
+        )
     layers = case.shape.num_layers
     if pipeline and layers and pipeline > layers:
         rules.append(f"pipeline_parallel_size {pipeline}: the model has {layers} layers; 1 to {layers} divide them")
     return rules
+
+
+def batch_rules(case: Case) -> list[str]:
+    """vLLM refuses a batch that could not hold one token of every sequence (vllm/config/scheduler.py)."""
+    sequences, tokens = case.pins.integer("max_num_seqs"), case.pins.integer("max_num_batched_tokens")
+    if not sequences or not tokens or sequences <= tokens:
+        return []
+    return [
+        f"max_num_batched_tokens {tokens:,}: vLLM {case.release} refuses less than max_num_seqs, {sequences:,}; take "
+        f"at least that, or max_num_seqs {tokens:,}"
+    ]
 
 
 def _unknown_architecture(case: Case, name: str) -> str:

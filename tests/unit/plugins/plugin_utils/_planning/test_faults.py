@@ -98,6 +98,9 @@ def test_a_card_of_one_of_several_hosts_is_enough():
     [
         ({"tensor_parallel_size": 3}, ["32 attention heads are not divisible by 3", "divide it: 1, 2, 4, 8, 16, 32"]),
         ({"pipeline_parallel_size": 40}, ["the model has 36 layers; 1 to 36 divide them"]),
+        ({"decode_context_parallel_size": 2}, ["pin tensor_parallel_size to a multiple of 2"]),
+        ({"tensor_parallel_size": 4, "decode_context_parallel_size": 3}, ["tensor_parallel_size, now 4"]),
+        ({"max_num_seqs": 512, "max_num_batched_tokens": 256}, ["at least that, or max_num_seqs 256"]),
     ],
 )
 def test_a_size_that_does_not_divide_says_which_ones_do(pins, texts):

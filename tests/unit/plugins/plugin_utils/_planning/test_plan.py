@@ -216,6 +216,10 @@ def test_a_pinned_utilization_that_is_not_free_does_not_fit():
     busy = [host(gpu(0, others_mib=40_000))]
     planned = plan(instance(engine_args={"gpu_memory_utilization": 0.9}), busy)
     assert planned["verdict"] == "does_not_fit"
+    need = planned["needs"][0]
+    assert need.startswith("gpu_memory_utilization of at most 0.")
+    lower = float(need.split()[4].rstrip(","))
+    assert plan(instance(engine_args={"gpu_memory_utilization": lower}), busy)["verdict"] == "fits"
 
 
 def test_a_pinned_length_that_does_not_fit_says_which_one_would():
