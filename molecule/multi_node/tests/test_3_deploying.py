@@ -39,7 +39,7 @@ def test_an_image_that_is_another_on_one_member(pair):
 
 def test_a_port_that_a_firewall_blocks(pair):
     before = pair.invocations
-    with pair.first.firewall("INPUT --protocol tcp --dport 29000 --jump REJECT"):
+    with pair.first.firewall("INPUT --protocol tcp --syn --dport 29000 --jump REJECT"):
         result = playbook(pair_release=NEW)
     result.failed_with("does not answer on port 29000", "let all TCP ports through", "nothing was changed")
     assert pair.invocations == before
