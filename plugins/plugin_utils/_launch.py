@@ -25,7 +25,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 # What the containers of Ray's hosts do before they run what follows: the head waits until all nodes are there, for vLLM
 # takes what is there when it starts. A worker ends with its head, and with it its container.
 _RAY_HEAD = """
-ray start --head --disable-usage-stats --include-dashboard=false --node-ip-address "$VLLM_HOST_IP" --port {port} && python3 -c '
+ray start --head --disable-usage-stats --include-dashboard=false --node-ip-address "$VLLM_HOST_IP" --port {port} &&
+python3 -c '
 import ray, time
 ray.init(address="auto", logging_level="ERROR")
 deadline = time.monotonic() + 600
