@@ -122,6 +122,14 @@ def _works(device: Mapping[str, Any]) -> bool:
     return bool(device.get("memory_total_mib")) and device.get("state") in (None, "ok")
 
 
+def cards_without_memory(facts: Mapping[str, Any]) -> list[str]:
+    """The names of the cards that work and whose memory the facts do not tell."""
+    cards = [gpu for gpu in facts.get("gpus") or () if gpu.get("state") in (None, "ok")]
+    return [
+        str(gpu.get("name")) for gpu in cards if not any(device.get("memory_total_mib") for device in _devices(gpu))
+    ]
+
+
 def _names(device: Mapping[str, Any]) -> set[str]:
     return {str(device[key]) for key in ("index", "uuid") if device.get(key) not in (None, "")}
 

@@ -14,6 +14,7 @@ from .arguments import arguments_of
 from .case import Case, Goal, basis_of, fingerprint, read_case, strongest_cards
 from .current import keep_current
 from .decisions import decisions_of, needs_of, warnings_of
+from .hosts import cards_without_memory
 from .overhead import coefficients
 from .parallelism import LARGEST_DIVISION, division_faults, divisors
 from .search import Choice, choose, with_receipt
@@ -123,9 +124,19 @@ def unsupported_rules(case: Case) -> list[str]:
     rules += [rule for rule in case.precision.rules if rule not in rules and not rule.startswith("architecture")]
     rules += [*division_rules(case), *span_rules(case), *batch_rules(case)]
     if not any(host.gpus for host in case.hosts):
-        names = ", ".join(host.name for host in case.hosts) or "no host"
-        rules.append(f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus")
+        rules.append(_no_gpu(case))
     return rules
+
+
+def _no_gpu(case: Case) -> str:
+    unknown = [f"{name} on {host.name}" for host in case.hosts for name in cards_without_memory(host.facts)]
+    if unknown:
+        return (
+            f"the memory of {', '.join(unknown)} is not known: nvidia-smi does not tell that of unified memory; "
+            "gpufleet.vllm.gpu_info takes it from the host: run it there"
+        )
+    names = ", ".join(host.name for host in case.hosts) or "no host"
+    return f"no usable GPU on {names}: run nvidia-smi there, and compare with the instance's gpus"
 
 
 LENGTH_SWITCH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

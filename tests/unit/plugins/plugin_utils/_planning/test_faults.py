@@ -87,6 +87,14 @@ def test_a_card_that_does_not_work_is_said_to_be_there():
         plan(instance("tiny", gpus=[1]), [lost])
 
 
+def test_a_card_whose_memory_is_not_told_is_not_said_to_be_missing():
+    planned = plan(instance("tiny"), [host(gpu(0, memory_total_mib=None, memory_free_mib=None, name="NVIDIA GB10"))])
+    assert planned["verdict"] == "unsupported"
+    assert any(need.startswith("the memory of NVIDIA GB10 on gpu1 is not known") for need in planned["needs"])
+    none = plan(instance("tiny"), [host()])
+    assert any(need.startswith("no usable GPU on gpu1") for need in none["needs"])
+
+
 def test_a_card_of_one_of_several_hosts_is_enough():
     planned = plan(instance("tiny", gpus=["GPU-H100-1"]), [host(gpu(0)), host(gpu(1), name="gpu2")])
     assert planned["devices"] == {"gpu2": ["GPU-H100-1"]}
