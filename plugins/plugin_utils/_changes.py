@@ -28,7 +28,7 @@ def with_changes(instance: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return changed
 
 
-def changes_context(
+def ladder_context(
     instance: Mapping[str, Any], plan: Mapping[str, Any] | None, hosts: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns the context of diagnose and ladder for a start of the instance.

@@ -9,6 +9,17 @@ from .fleet import once
 from .html import fleet_page
 from .summary import summarize
 from .text import explain
+from .tuning import explain_tuning, read_tuning
+from .tuning_page import tuning_page
 from .upgrade import explain_upgrade
 
-__all__ = ["explain", "explain_upgrade", "fleet_page", "once", "summarize"]
+__all__ = [
+    "explain",
+    "explain_tuning",
+    "explain_upgrade",
+    "fleet_page",
+    "once",
+    "read_tuning",
+    "summarize",
+    "tuning_page",
+]

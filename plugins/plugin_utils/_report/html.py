@@ -104,18 +104,24 @@ def fleet_page(
         _instances(page.groups),
         *([f"<h2>Plans</h2>{_legend(uncertain=True)}", *map(_plan, page.groups), _sources()] if page.groups else []),
     ]
+    return document(TITLE, body)
+
+
+def document(title: str, body: Iterable[str], *styles: str) -> str:
+    """A whole page of its parts. styles: files with more rules, beside page.css."""
+    rules = "".join(map(_style, ("page.css", *styles)))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{TITLE}</title>\n<style>\n{_style()}</style>\n</head>\n<body>\n"
+        f"<title>{_text(title)}</title>\n<style>\n{rules}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
 
 
 @functools.cache
-def _style() -> str:
-    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+def _style(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def _text(value: object) -> str:

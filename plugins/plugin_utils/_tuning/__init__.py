@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from .case import TuningError
-from .ledger import PARAMETERS, next_step, row_of, rows_of_last_run
+from .ledger import PARAMETERS, next_step, read_rows, row_of, rows_of_last_run
 
-__all__ = ["PARAMETERS", "TuningError", "next_step", "row_of", "rows_of_last_run"]
+__all__ = ["PARAMETERS", "TuningError", "next_step", "read_rows", "row_of", "rows_of_last_run"]

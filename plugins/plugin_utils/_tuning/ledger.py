@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from .procedure import Outcome, State, Trial, procedure, settle
 Row = dict[str, Any]
 Step = dict[str, Any]
 
+_WINDOW = re.compile(r"((?:[01]\d|2[0-3]):[0-5]\d)-((?:[01]\d|2[0-3]):[0-5]\d)")
 _BASIS = ("instance", "maximize", "bounds", "load", "parameters", "start", "max_model_len")
 
 
@@ -27,14 +30,18 @@ def next_step(problem: Mapping[str, Any], ledger: Sequence[Row]) -> Step:
     something else, and of tunings that have ended, are passed over.
     Returns {"verdict": "try", "number", "stage", "change": {"variable", "from", "to"} or None, "changes": what the
     start has beside the inventory, by variable, "measure", "load", "cards", "why", "basis", "case"}, or {"verdict":
-    "done", "number", "changes" (of the best), "why", "notes", "basis", "case"}. Raises TuningError.
+    "done", "stuck" or "paused", "number", "changes" (of what is to stay), "why", "notes", "basis", "case"}.
+    Raises TuningError.
     """
     basis = basis_of(problem)
     rows = _open_rows(ledger, basis)
-    case = Case(**rows[0]["case"]) if rows else read_case(problem)
+    case = _case(rows[0]["case"]) if rows else read_case(problem)
     state, trial = _replay(case, rows)
     common = {"basis": basis, "number": len(rows) + 1, "case": case.as_dict()}
     bound = _bound(problem, rows)
+    if not within(str(problem.get("window") or ""), str(problem.get("now") or "")):
+        why = f"It is {problem['now']}, and the window is {problem['window']}: the engine is as it was until then."
+        return {**common, "verdict": "paused", "stage": "pause", "changes": {}, "why": why, "notes": state.notes}
     if trial is None or bound:
         return {**common, **_done(state, trial is not None, bound)}
     return {
@@ -47,6 +54,26 @@ def next_step(problem: Mapping[str, Any], ledger: Sequence[Row]) -> Step:
         "load": dict(case.load),
         "why": trial.why,
     }
+
+
+def within(window: str, now: str) -> bool:
+    """Whether a time of day is in a window such as 22:00-05:00; any is in one that is empty. Raises TuningError."""
+    if not window:
+        return True
+    match = _WINDOW.fullmatch(window)
+    if match is None:
+        raise TuningError(f"vllm_tune_window {window} is no window; write, for example, 22:00-05:00")
+    begin, end = match.groups()
+    return begin <= now < end if begin < end else now >= begin or now < end
+
+
+def read_rows(text: str) -> list[Row]:
+    """The rows of a ledger; a line that a loss of power has cut is passed over."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def row_of(problem: Mapping[str, Any], ledger: Sequence[Row], step: Step, result: Mapping[str, Any]) -> Row:
@@ -67,7 +94,7 @@ def row_of(problem: Mapping[str, Any], ledger: Sequence[Row], step: Step, result
     }
     if not rows:
         row["case"] = step["case"]
-    state, _trial = _replay(Case(**step["case"]), [*rows, row])
+    state, _trial = _replay(_case(step["case"]), [*rows, row])
     kept, verdict = state.verdicts[len(rows)]
     return {**row, "kept": kept, "verdict": verdict}
 
@@ -85,9 +112,14 @@ def basis_of(problem: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _case(written: Mapping[str, Any]) -> Case:
+    """The case as it was written, in plain containers: those of Ansible cannot be copied."""
+    return Case(**json.loads(json.dumps(written)))
+
+
 def _open_rows(ledger: Sequence[Row], basis: str) -> list[Row]:
     rows = rows_of_last_run(ledger)
-    return [] if not rows or rows[0]["basis"] != basis or rows[-1]["stage"] == "end" else list(rows)
+    return [] if not rows or rows[-1]["stage"] == "end" or rows[0]["basis"] != basis else list(rows)
 
 
 def _replay(case: Case, rows: Sequence[Row]) -> tuple[State, Trial | None]:
