@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from . import arguments
+from . import arguments, bench
 from .log import write
 from .run import Run, Stopped
 from .settings import Settings
@@ -20,6 +20,8 @@ _USAGE = 64
 
 def main(words: list[str]) -> int:
     """Runs the engine until it ends; returns its exit code. words: what follows `vllm`."""
+    if words[:2] == ["bench", "serve"]:
+        return bench.main(words[2:])
     given = arguments.parse(words[1:] if words[:1] == ["serve"] else words)
     name = (arguments.as_list(given.get("served_model_name")) or [str(given.get("model"))])[0]
     settings = Settings(os.environ, name)
