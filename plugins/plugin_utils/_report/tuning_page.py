@@ -39,7 +39,7 @@ def tuning_page(tuning: Tuning) -> str:
         f"<h1>{_text(title)}</h1>",
         _figures(tuning),
         _result(tuning),
-        f"<h2>Curves</h2>{_legend()}",
+        f"<h2>Curves</h2>{_legend(tuning.bounds)}",
         '<div class="curves">',
         *_curves(tuning),
         "</div>",
@@ -77,9 +77,10 @@ def _result(tuning: Tuning) -> str:
     return f'<h2>Result</h2><div class="surface">{head}<pre><code>{yaml}</code></pre>{told}</div>'
 
 
-def _legend() -> str:
+def _legend(bounds: Mapping[str, float]) -> str:
     items = "".join(f'<span><i class="mark {kind}"></i>{told}</span>' for kind, told in KINDS.items())
-    return f'<p class="legend">{items}<span><i class="mark bound"></i>bound</span></p>'
+    bound = '<span><i class="mark bound"></i>bound</span>' if bounds else ""
+    return f'<p class="legend">{items}{bound}</p>'
 
 
 def _curves(tuning: Tuning) -> Iterator[str]:

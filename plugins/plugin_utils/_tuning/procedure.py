@@ -92,6 +92,7 @@ def procedure(state: State) -> Steps:
     for parameter in state.case.parameters:
         if parameter in _STAGES:
             yield from _STAGES[parameter](state)
+    yield from _give_memory_back(state)
     settle(state)
 
 
@@ -251,6 +252,26 @@ def _memory(state: State) -> Steps:
             "Memory is not the bottleneck: more of it gains nothing. What may be are max_num_seqs and "
             "max_num_batched_tokens."
         )
+
+
+def _give_memory_back(state: State) -> Steps:
+    """What the plan takes holds what the workload promises, which may be more than the load that was sent."""
+    memory, most = state.case.memory, state.case.most_memory
+    before, best = state.values.get(memory), state.mark
+    if best is None or before is None or before >= most:
+        return
+    values = {**state.values, memory: most}
+    outcome = yield Trial(
+        memory, "the memory of the plan, for what the workload promises", values, memory, before, most
+    )
+    if outcome.kind != "serves" or not outcome.runs:
+        state.judge(False, f"the boundary: {_failure(outcome)}")
+        return
+    found = state.rate(outcome, values)
+    worse, told = compare(best, found, state.noise)
+    if not worse:
+        state.values, state.mark = values, found
+    state.judge(not worse, f"rolled back: less is better, {told}" if worse else "kept: it costs nothing")
 
 
 def _memory_values(state: State) -> list[float]:

@@ -204,15 +204,23 @@ def test_a_gain_within_the_noise_is_rolled_back():
 def test_memory_that_gains_nothing_is_not_the_bottleneck():
     step, rows = run_out(Engine(), a_problem())
     memory = [row for row in rows if row["stage"] == "gpu_memory_utilization"]
-    assert [(row["change"]["to"], row["kept"]) for row in memory] == [(0.85, False)]
+    assert [(row["change"]["to"], row["kept"]) for row in memory] == [(0.85, False), (0.9, True)]
+    # In the end it is given back: the workload may need more than the load that was sent.
+    assert rows[-1]["verdict"] == "kept: it costs nothing"
     assert any(note.startswith("Memory is not the bottleneck") for note in step["notes"])
 
 
 def test_memory_that_gains_is_kept():
     step, rows = run_out(Engine(gain_of_memory=0.3), a_problem())
     memory = [row for row in rows if row["stage"] == "gpu_memory_utilization"]
-    assert [(row["change"]["to"], row["kept"]) for row in memory] == [(0.85, True), (0.9, False)]
+    assert [(row["change"]["to"], row["kept"]) for row in memory] == [(0.85, True), (0.9, False), (0.9, True)]
     assert not any("Memory" in note for note in step["notes"])
+
+
+def test_memory_that_makes_it_slower_is_not_given_back():
+    step, rows = run_out(Engine(gain_of_memory=-0.3, batch=4096), a_problem(load={"concurrency": 4096}))
+    assert rows[-1]["verdict"].startswith("rolled back: less is better")
+    assert best(step)["gpu_memory_utilization"] == 0.8
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(1.5, True), (0.8, False)])
