@@ -27,8 +27,10 @@ class Connection:
 
 
 def action(connection, has_rsync=True):
-    ran = lambda command: {"rc": 0 if has_rsync else 127}  # noqa: E731
-    return SimpleNamespace(_connection=connection, _low_level_execute_command=ran)
+    def run(command):
+        return {"rc": 0 if has_rsync else 127}
+
+    return SimpleNamespace(_connection=connection, _low_level_execute_command=run)
 
 
 @pytest.fixture
