@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan_instances
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.spans import plan_host, together
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report import once
 
 EXAMPLE = Path(__file__).resolve().parents[5] / "inventories/example"
 FACTS = EXAMPLE.parent / "example_facts"
@@ -43,8 +45,22 @@ def planned(host: str, given: list[dict[str, Any]] | None = None, **more: Any) -
     return plan_instances(given or instances(host), [known["gpu_info"]], known["checkpoints"], [host], **more)
 
 
+def member(host: str) -> dict[str, Any]:
+    """What a host tells of itself where engines span hosts."""
+    known = facts(host)
+    return {"instances": instances(host), "facts": {"plans": {}, "receipts": {}, **known}, "network": known["network"]}
+
+
+def planned_in_the_fleet(host: str) -> list[dict[str, Any]]:
+    """As in a playbook: an engine over several hosts is planned with all of them."""
+    if not any(instance.get("span") for instance in instances(host)):
+        return planned(host)
+    return plan_host(host, together(host, member, groups()), groups())
+
+
 @functools.cache
 def fleet() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """All plans, and what gpu_info would return, by host."""
     hosts = [host for several in groups().values() for host in several]
-    return [plan for host in hosts for plan in planned(host)], {host: facts(host)["gpu_info"] for host in hosts}
+    plans = once(plan for host in hosts for plan in planned_in_the_fleet(host))
+    return plans, {host: facts(host)["gpu_info"] for host in hosts}

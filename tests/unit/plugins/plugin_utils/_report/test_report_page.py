@@ -37,10 +37,10 @@ def test_the_same_input_gives_the_same_bytes():
 def test_the_fleet_in_numbers():
     page = fleet_page(PLANS, HOSTS)
     assert figures(page) == {
-        "Hosts": (8, ""),
-        "GPUs": (11, "3 idle"),
-        "Instances": (9, ""),
-        "Fits": (6, ""),
+        "Hosts": (10, ""),
+        "GPUs": (27, "3 idle"),
+        "Instances": (10, ""),
+        "Fits": (7, ""),
         "Fits reduced": (1, ""),
         "Does not fit": (1, ""),
         "Unsupported": (1, ""),
