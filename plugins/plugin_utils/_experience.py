@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._catalogue import UnknownRelease, release
+from ._planning.fleet import described
 
 Experience = dict[str, Any]
 Receipt = Mapping[str, Any]
@@ -47,11 +48,15 @@ def _is_entry(entry: Any) -> bool:
 
 
 def model_of(path: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells one model from another, without the path, which is another one in another fleet."""
+    """What tells one model from another, without the path, which is another one in another fleet.
+
+    checkpoint: its description, or its config.json as it is published.
+    """
+    known = described(checkpoint)
     return {
-        "architecture": checkpoint.get("architecture"),
+        "architecture": known.get("architecture"),
         "checkpoint": path.rstrip("/").rpartition("/")[2],
-        "weights_bytes": (checkpoint.get("weights") or {}).get("total_bytes"),
+        "weights_bytes": (known.get("weights") or {}).get("total_bytes"),
     }
 
 

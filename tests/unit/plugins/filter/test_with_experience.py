@@ -62,6 +62,24 @@ def test_a_receipt_of_its_own_stays():
     assert found(an_entry(), receipts=own) == own
 
 
+def test_a_checkpoint_may_be_a_published_config():
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+    }
+    text = json.dumps({"version": 1, "receipts": [an_entry(why="near")]})
+    checkpoints = {"/data/models/Qwen3-8B": config}
+    told = with_experience({}, text, instances=[INSTANCE], checkpoints=checkpoints, hosts=HOSTS)
+    assert told["chat"]["why"] == "near"
+
+
 def test_an_empty_file_adds_nothing():
     assert with_experience({}, "", instances=[INSTANCE], checkpoints=CHECKPOINTS, hosts=HOSTS) == {}
 
