@@ -22,7 +22,7 @@ options:
         M(gpufleet.vllm.gpu_info) returned), C(checkpoint) (its description).
       - C(maximize), C(bounds), C(load), C(parameters), C(start), C(max_model_len), C(max_steps), C(max_minutes) and
         C(window) (with C(now), the time of day) are the variables C(vllm_tune_*) of the role
-        M(gpufleet.vllm.vllm#role).
+        P(gpufleet.vllm.vllm#role).
     type: dict
     required: true
   ledger:
