@@ -45,6 +45,7 @@ def make_clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     link.symlink_to("../../..")
     fleet_of_the_readme(clone)
     fleet_of_this_machine(clone)
+    (clone / "engine.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n", encoding="utf-8")
     return clone
 
 
