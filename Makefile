@@ -11,6 +11,8 @@ BUILD := .build
 STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
 # These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
 LAB_STAGES := molecule fleet multi_node roles awx judge
+# Of the 20 architectures that real vLLM judges one for each kind of KV cache.
+JUDGE := llama or gemma3 or gpt_oss or deepseek_v3 or qwen3_next or jamba or mimo_v2_flash
 # Pythons of the hosts and of the controller.
 SANITY_PYTHONS := 3.8 3.9 3.10 3.11 3.12 3.13
 # ansible-core release / the Python that it is tested with. 2.19 is in .venv.
@@ -132,9 +134,10 @@ awx: venv-test ## What extensions/awx writes to AWX, and each job template on si
 	@pytest tests/integration/awx
 
 .PHONY: judge
-judge: venv-test ## Real vLLM judges the KV cache arithmetic and the catalogue of arguments
+judge: venv-test ## Real vLLM judges the catalogue of arguments and the KV cache arithmetic (all of it: make judge JUDGE=)
 	@ansible-playbook --inventory tests/integration/inventory playbooks/lab_up.yml
-	@GPUFLEET_VLLM_PYTHON=$(CURDIR)/tools/ci/lab_python.sh pytest tests/integration/catalogue tests/integration/kv_judge
+	@GPUFLEET_VLLM_PYTHON=$(CURDIR)/tools/ci/lab_python.sh pytest tests/integration/catalogue
+	@GPUFLEET_VLLM_PYTHON=$(CURDIR)/tools/ci/lab_python.sh pytest tests/integration/kv_judge -k "$(JUDGE)"
 	@ansible-playbook --inventory tests/integration/inventory playbooks/lab_down.yml
 
 .PHONY: bench
