@@ -50,7 +50,10 @@ def test_the_controller_is_killed_and_what_it_started_does_not_start(host, start
     assert host.serves() == OLD
 
 
-def test_two_controllers_at_once(host, starting, deploy):
+def test_two_controllers_at_once(host, start, deploy):
+    # The first is still at it when the second has planned, which takes its time on a busy machine.
+    host.replay(phase_seconds={"loading": 45})
+    starting = caught(host, start)
     deploy(host, fleet_release=OLD).failed_with(host.name, "another deployment", "vllm_break_lock")
     starting.finish().succeeded()
     assert host.serves() == NEW
