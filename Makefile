@@ -10,7 +10,7 @@ VENV := .venv
 BUILD := .build
 STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
 # These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
-LAB_STAGES := molecule fleet multi_node roles awx judge
+LAB_STAGES := molecule fleet roles judge
 # Of the 20 architectures that real vLLM judges one for each kind of KV cache.
 JUDGE := llama or gemma3 or gpt_oss or deepseek_v3 or qwen3_next or jamba or mimo_v2_flash
 # Pythons of the hosts and of the controller.

@@ -42,6 +42,17 @@ def test_stages_go_on_after_a_failure_and_report_it(
     assert ("make bad" in result.stdout) == ("bad" in stages)
 
 
+def test_a_stage_beside_the_others_is_tried_once_more(tools: Path, tmp_path: Path) -> None:
+    flaky = "flaky:\n\t@test -e tried || { touch tried; exit 1; }\n"
+    (tmp_path / "Makefile").write_text(MAKEFILE + flaky, encoding="utf-8")
+    result = run(tmp_path, sys.executable, tools / "stages.py", "good", "--beside", "flaky")
+    assert result.returncode == 0
+    assert re.search(r"^flaky +passed at the second try +\d+$", result.stdout, re.MULTILINE)
+    result = run(tmp_path, sys.executable, tools / "stages.py", "good", "--beside", "bad")
+    assert result.returncode == 1
+    assert re.search(r"^bad +FAILED at the second try +\d+$", result.stdout, re.MULTILINE)
+
+
 def test_python_finds_the_version_that_is_asked_for(tools: Path, tmp_path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = run(tmp_path, tools / "python.sh", "9.9", version)

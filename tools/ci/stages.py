@@ -6,7 +6,8 @@
 Usage: python tools/ci/stages.py TARGET [TARGET ...] [--beside TARGET [TARGET ...]]
 
 The targets run one after the other. Those after --beside do so, too, at the same time: they start simulated hosts and
-mostly wait for them. Their output is printed when each has ended. The exit status is 1 if a target failed.
+mostly wait for them. Their output is printed when each has ended. One of them that failed is tried once more, which the
+table says: a busy machine may be the reason. The exit status is 1 if a target failed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class Result:
     stage: str
     passed: bool
     seconds: float
+    tries: int = 1
+
+    @property
+    def word(self) -> str:
+        """The result in a word or two."""
+        return ("passed" if self.passed else "FAILED") + (" at the second try" if self.tries > 1 else "")
 
 
 def run(stage: str, position: str, live: bool) -> Result:
@@ -57,7 +64,12 @@ def say(text: str) -> None:
 def run_all(stages: list[str], results: list[Result], live: bool) -> None:
     """Run targets one after the other and add their results."""
     for number, stage in enumerate(stages, start=1):
-        results.append(run(stage, f"[{number}/{len(stages)}]", live))
+        position = f"[{number}/{len(stages)}]"
+        result = run(stage, position, live)
+        if not live and not result.passed:
+            again = run(stage, position, live)
+            result = Result(stage, again.passed, result.seconds + again.seconds, tries=2)
+        results.append(result)
 
 
 def table(results: list[Result], seconds: float) -> str:
@@ -65,7 +77,7 @@ def table(results: list[Result], seconds: float) -> str:
     width = max(len(result.stage) for result in results)
     lines = [f"{'stage':<{width}}  result  seconds"]
     for result in results:
-        lines.append(f"{result.stage:<{width}}  {'passed' if result.passed else 'FAILED':<6}  {result.seconds:7.0f}")
+        lines.append(f"{result.stage:<{width}}  {result.word:<6}  {result.seconds:7.0f}")
     failed = [result.stage for result in results if not result.passed]
     lines.append(f"{'all':<{width}}  {'FAILED' if failed else 'passed':<6}  {seconds:7.0f}")
     if failed:
