@@ -203,10 +203,12 @@ def _find_boundary(state: State, good: int, bad: int, estimate: int | None) -> S
             good = _lengthened(state, outcome, length)
         else:
             bad = length
-    back = max(int(good * _BACK_FROM_BOUNDARY) // _BLOCK * _BLOCK, min(good, state.case.load_length))
+    back = _back_from(state, good)
+    if back == state.values["max_model_len"] and state.mark is not None:
+        return
     outcome = yield Trial(
         "max_model_len",
-        f"10 % back from the boundary at {good}",
+        f"back from the boundary at {good}",
         {**state.values, "max_model_len": back},
         "max_model_len",
         good,
@@ -220,6 +222,12 @@ def _find_boundary(state: State, good: int, bad: int, estimate: int | None) -> S
     else:
         state.judge(False, _failure(outcome))
         state.stuck = "It served with longer requests and does not with shorter ones: see the finding."
+
+
+def _back_from(state: State, good: int) -> int:
+    """10 % less than what served, but not less than the load needs, nor than a promise that was kept."""
+    promised = state.case.promised if state.case.promised <= good else 0
+    return max(int(good * _BACK_FROM_BOUNDARY) // _BLOCK * _BLOCK, min(good, state.case.load_length), promised)
 
 
 def _try(state: State, name: str, value: Any, why: str) -> Kept:

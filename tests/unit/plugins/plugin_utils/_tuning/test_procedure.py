@@ -158,6 +158,13 @@ def test_without_an_estimate_the_boundary_is_halved_towards():
     assert 0.8 * 30000 <= best(step)["max_model_len"] <= 0.92 * 30000
 
 
+def test_a_promise_that_is_kept_is_not_given_up_for_the_distance_to_the_boundary():
+    step, rows = run_out(Engine(longest=8500), a_problem(max_model_len=16384, start="running"))
+    lengths = [row["change"]["to"] for row in rows if row["stage"] == "max_model_len"]
+    assert lengths == [16384]
+    assert step["changes"] == {}
+
+
 def test_a_promise_that_does_not_fit_is_said():
     workload = {"name": "chat", "image": "vllm/vllm-openai:v0.32.0", "workload": {"context": 65536, "sequences": 64}}
     step, _rows = run_out(Engine(longest=30000), a_problem(instance=workload))
