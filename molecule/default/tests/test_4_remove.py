@@ -24,5 +24,6 @@ def test_removing_it_again_changes_nothing():
 def test_check_mode_shows_the_files_before_a_deployment(host):
     result = run_playbook("playbooks/deploy_vllm.yml", "--check", "--diff")
     assert result.returncode == 0, result.stdout
-    assert "+ExecStart=/usr/bin/docker run" in result.stdout
+    assert "(wanted; the engine is started anew)" in result.stdout
+    assert "+max_model_len: 2048" in result.stdout
     assert not host.file("/etc/vllm/demo").exists
