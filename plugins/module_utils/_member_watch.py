@@ -49,6 +49,13 @@ ANSWER_SECONDS = 3.0
 _LONGEST_LINE = 65536
 
 
+def tell(text, stream=None):
+    """A line for the journal."""
+    stream = stream or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
 class WatchError(Exception):
     """What keeps the watcher from its work, with what would be right."""
 
@@ -308,7 +315,7 @@ class Watcher:
         return reason
 
     def _start_anew(self, reason):
-        print(f"{reason}: the engine on this host is started anew and waits for all members", flush=True)
+        tell(f"{reason}: the engine on this host is started anew and waits for all members")
         # archive.sh keeps the log of the start that this variable names; here it would be the watcher's own.
         environment = dict(os.environ, INVOCATION_ID=self._own["invocation"])
         self._run([self.instance.archive, f"Ended by the watcher of its members: {reason}."], env=environment)
@@ -359,7 +366,7 @@ def _again(work, *arguments):
             try:
                 work(*arguments)
             except (OSError, subprocess.SubprocessError) as error:
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                tell(f"{type(error).__name__}: {error}", sys.stderr)
             time.sleep(POLL_SECONDS)
 
     return run
@@ -375,13 +382,13 @@ def wait(instance, seconds, invocation, ask_watcher=None, sleep=time.sleep, cloc
     while True:
         reason = ask_watcher(instance, invocation)
         if reason is None:
-            print("All members are there.", flush=True)
+            tell("All members are there.")
             return 0
         if reason != told:
-            print(f"Waits for the other members. {reason}", flush=True)
+            tell(f"Waits for the other members. {reason}")
             told = reason
         if clock() >= deadline:
-            print(f"Not all members were there within {seconds} s. {reason}", flush=True)
+            tell(f"Not all members were there within {seconds} s. {reason}")
             return 1
         sleep(POLL_SECONDS)
 
@@ -413,12 +420,12 @@ def main():
             return wait(instance, given.wait, os.environ.get("INVOCATION_ID", ""))
         return Watcher(instance).watch()
     except WatchError as error:
-        print(error, flush=True)
+        tell(error)
         return 0 if given.wait is None else 1
     except (OSError, KeyError, ValueError) as error:
-        print(f"{given.name}: its files cannot be used: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        tell(f"{given.name}: its files cannot be used: {type(error).__name__}: {error}", sys.stderr)
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

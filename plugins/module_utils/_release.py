@@ -377,6 +377,12 @@ def _not_there(instance, number, releases):
 # --- without a controller -----------------------------------------------------------------------------------------
 
 
+def tell(text):
+    """A line for the journal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main(name, root="/", grace=GRACE, run=subprocess.call, sleep=time.sleep):
     """Run by vllm-rollback@NAME.service when the unit of the instance has failed for good.
 
@@ -389,14 +395,14 @@ def main(name, root="/", grace=GRACE, run=subprocess.call, sleep=time.sleep):
         sleep(5)
     with locked(instance):
         if not _waits(instance, run):
-            print(f"vllm-{name}: nothing to go back from: the unit has not failed, or its release served.")
+            tell(f"vllm-{name}: nothing to go back from: the unit has not failed, or its release served.")
             return 0
         failed = current_release(instance)["number"]
         result = restore(instance, why=f"{instance.unit} failed for good and no controller was there")
     if result["restored"] is None:
-        print(f"vllm-{name}: release {failed} failed, and none served before that one could go back to.")
+        tell(f"vllm-{name}: release {failed} failed, and none served before that one could go back to.")
         return 1
-    print(f"vllm-{name}: release {failed} failed and no controller was there: back to release {result['restored']}.")
+    tell(f"vllm-{name}: release {failed} failed and no controller was there: back to release {result['restored']}.")
     run(["systemctl", "daemon-reload"])
     run(["systemctl", "reset-failed", instance.unit])
     return run(["systemctl", "start", "--no-block", instance.unit])
@@ -409,4 +415,4 @@ def _waits(instance, run):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    raise SystemExit(main(sys.argv[1]))

@@ -10,7 +10,8 @@ from typing import Any
 
 from ._catalogue import upgrade_report
 from ._planning import plan_instances
-from ._planning.fleet import FITTING, described
+from ._planning.fleet import described
+from ._planning.verdicts import FITTING
 
 SEVERITIES = ("blocker", "change", "notice")
 VERDICTS = {"blocker": "blocked", "change": "attention", "notice": "ready"}

@@ -255,10 +255,10 @@ def _loading_rate(engine: _Engine) -> tuple[float | None, Line | None]:
         return None, None
     hours, minutes, second = (int(part or 0) for part in elapsed.groups())
     took = 3600 * hours + 60 * minutes + second
-    bar = patterns.SHARDS.search(line.text)
-    if bar is None or not took or not int(bar["done"]):
+    shards = patterns.SHARDS.search(line.text)
+    if shards is None or not took or not int(shards["done"]):
         return None, None
-    return size * _MIB_PER_GIB * int(bar["done"]) / int(bar["total"]) / took, line
+    return size * _MIB_PER_GIB * int(shards["done"]) / int(shards["total"]) / took, line
 
 
 def _downloads(engine: _Engine) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from .checks import check_instance
 from .errors import Faults, InstanceError, refused_pin
 from .hosts import CONTAINER_PREFIX, own_memory_mib
 from .plan import plan
-from .verdicts import FITTING as FITTING
+from .verdicts import FITTING
 
 PASSED_ON = (
     "name",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .case import TuningError
-from .ledger import PARAMETERS, next_step, read_rows, row_of, rows_of_last_run
+from .case import PARAMETERS, TuningError
+from .ledger import next_step, read_rows, row_of, rows_of_last_run
 
 __all__ = ["PARAMETERS", "TuningError", "next_step", "read_rows", "row_of", "rows_of_last_run"]

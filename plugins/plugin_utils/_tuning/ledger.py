@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .case import PARAMETERS as PARAMETERS
 from .case import Case, TuningError, read_case
 from .procedure import Outcome, State, Trial, procedure, settle
 

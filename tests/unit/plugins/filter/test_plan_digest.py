@@ -80,7 +80,7 @@ def test_a_digest_is_a_sha256_for_the_fleet_and_for_each_host():
 @pytest.mark.parametrize(("level", "sequences"), [(81008, 16), (60000, 16), (45000, 4)])
 def test_memory_that_comes_and_goes_does_not_change_it(level, sequences):
     noise = random.Random(level)
-    frees = [level + noise.randint(-200, 0) for _ in range(40)]
+    frees = [level + noise.randint(-200, 0) for _round in range(40)]
     plans = [planned(host(free), workload={"context": 16384, "sequences": sequences}) for free in frees]
     assert {item["verdict"] for (item,) in plans} == {"fits"}
     assert len({plan_digest(each)["fleet"] for each in plans}) == 1
@@ -90,7 +90,7 @@ def test_memory_that_comes_and_goes_does_not_change_it(level, sequences):
 
 def test_equal_cards_with_a_little_more_or_less_free_do_not_change_it():
     noise = random.Random(1)
-    assert len({digest(host(*(81008 - noise.randint(0, 30) for _ in range(4)))) for _ in range(40)}) == 1
+    assert len({digest(host(*(81008 - noise.randint(0, 30) for _round in range(4)))) for _round in range(40)}) == 1
 
 
 def test_a_deployment_does_not_change_it():

@@ -23,9 +23,9 @@ def an_entry(gib=16, architecture="Qwen3ForCausalLM", **receipt):
     return {"model": model, "time": "2026-11-30T12:00:00Z", "receipt": whole}
 
 
-def found(*entries, instance=INSTANCE, receipts=None):
+def found(*entries, instance=None, receipts=None):
     text = json.dumps({"version": 1, "receipts": list(entries)})
-    return with_experience(receipts or {}, text, instances=[instance], checkpoints=CHECKPOINTS, hosts=HOSTS)
+    return with_experience(receipts or {}, text, instances=[instance or INSTANCE], checkpoints=CHECKPOINTS, hosts=HOSTS)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ def test_a_source_that_died_in_the_middle_is_told_and_the_copy_goes_on_later(fil
     monkeypatch.setattr(transfer, "CHUNK", 1024 * 1024)
     first = transfer.serve(files, ["127.0.0.1"])
 
-    def die_after_two(size, seen=[]):  # noqa: B006 - counts over calls
+    seen = []
+
+    def die_after_two(size):
         seen.append(size)
         if len(seen) == 2:
             os.kill(first["pid"], 9)

@@ -44,8 +44,8 @@ RESULT = {
 class Docker:
     """Answers as `docker exec` does."""
 
-    def __init__(self, status=0, output="", result=RESULT):
-        self.commands, self._status, self._output, self._result = [], status, output, result
+    def __init__(self, status=0, output="", result="whole"):
+        self.commands, self._status, self._output, self._result = [], status, output, RESULT if result == "whole" else result
 
     def __call__(self, command, **_options):
         self.commands.append(command)

@@ -258,7 +258,7 @@ def test_an_fp8_cache_needs_cards_that_compute_it():
 def test_a_start_that_fails_is_a_boundary():
     step, rows = run_out(Engine(most_sequences=16), a_problem(parameters=["max_num_seqs"]))
     assert "boundary: Out of memory in the sampler" in rows[-1]["verdict"]
-    assert best(step) == {**{k: v for k, v in GIVEN.items()}, "max_num_seqs": 16}
+    assert best(step) == {**GIVEN, "max_num_seqs": 16}
 
 
 def test_an_engine_that_does_not_serve_is_begun_small():
