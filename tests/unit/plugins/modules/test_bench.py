@@ -45,7 +45,8 @@ class Docker:
     """Answers as `docker exec` does."""
 
     def __init__(self, status=0, output="", result="whole"):
-        self.commands, self._status, self._output, self._result = [], status, output, RESULT if result == "whole" else result
+        self.commands, self._status, self._output = [], status, output
+        self._result = RESULT if result == "whole" else result
 
     def __call__(self, command, **_options):
         self.commands.append(command)
