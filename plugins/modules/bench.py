@@ -153,9 +153,9 @@ runs:
 import json
 import re
 import subprocess
-import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import open_url
 
 from ..module_utils._engine_unit import health_url
 
@@ -292,8 +292,7 @@ def preemptions(text):
 def read_metrics(address):
     """The text of /metrics; nothing where it is not published."""
     try:
-        with urllib.request.urlopen(address, timeout=5) as response:
-            return response.read().decode("utf-8", "replace")
+        return open_url(address, timeout=5, use_proxy=False).read().decode("utf-8", "replace")
     except OSError:
         return ""
 

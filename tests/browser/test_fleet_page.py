@@ -25,7 +25,7 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import pla
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / ".build/browser"
 PHONE, TABLET, DESKTOP = (360, 780), (768, 1024), (1280, 900)
-HOSTS = ["gpu01", "gpu02", "gpu03", "gpu04", "a100-pair", "l4-single", "h100-pair", "rtx4090"]
+HOSTS = ["gpu01", "gpu02", "gpu03", "gpu05", "gpu06", "gpu04", "a100-pair", "l4-single", "h100-pair", "rtx4090"]
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on this machine; make browser installs one")
 
@@ -140,8 +140,8 @@ def test_all_hosts_and_all_their_cards_are_there(browser: Browser, page: Path) -
     assert titles == ["gpu01 and 1 host like it", *HOSTS[2:]]
     assert "gpu01, gpu02" in browser.run("document.querySelector('.host .more').textContent")
     labels = browser.run("[...document.querySelectorAll('.host .card span:first-child')].map(item => item.innerText)")
-    assert labels[:3] == ["GPU 0: qwen", "GPUs 0-1: qwen-large", "GPU 0: embedding, assistant"] and len(labels) == 7
-    assert browser.run("document.querySelectorAll('.host .bar').length") == 7
+    assert labels[:3] == ["GPU 0: qwen", "GPUs 0-1: qwen-large", "GPUs 0-7: llama-405b"] and len(labels) == 9
+    assert browser.run("document.querySelectorAll('.host .bar').length") == 9
     # The parts of a bar are as long as they say: the card of gpu01 is used to 92 percent, as the driver counts to 91.
     lengths = "[...document.querySelectorAll('.host .bar')[0].children].map(part => part.getBoundingClientRect().width)"
     whole = browser.run("document.querySelector('.host .bar').getBoundingClientRect().width")
