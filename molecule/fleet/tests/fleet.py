@@ -115,8 +115,8 @@ class Host:
     @contextlib.contextmanager
     def without_ssh(self) -> Iterator[None]:
         """Every SSH connection breaks, and no new one is taken."""
-        self.read("systemctl stop ssh; pkill -x sshd; ! pgrep -x sshd")
         try:
+            self.read("systemctl stop ssh; timeout 10 bash -c 'while pkill -KILL -x sshd; do sleep 0.1; done'")
             yield
         finally:
             self.read("systemctl start ssh")
