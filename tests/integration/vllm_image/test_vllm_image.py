@@ -16,6 +16,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ CLEAN = (
     "/etc/vllm/gpufleet-test /root/.docker/config.json"
 )
 LOSE_CONNECTIONS = (
+    "--become",
     "--module-name",
     "ansible.builtin.shell",
     "--args",
@@ -219,25 +221,32 @@ def test_a_controller_that_is_killed_finds_its_pull_again(hosts):
     assert image_id(hosts[0]) == FIRST.id
 
 
-def test_lost_connections_and_a_restart_of_docker_do_not_end_a_pull(hosts):
-    serve(hosts[:1], rate=150_000)
-    pulling = subprocess.Popen(
-        playbook(hosts[:1], PINNED, {"mirror": MIRROR}),
-        cwd=REPOSITORY,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line in pulling.stdout:
-        if "downloading" in line:
-            break
-    for _time in range(2):
-        # The one that asks for it is lost with the others.
-        run("ansible", hosts[0], "--inventory", INVENTORY, "--become", *LOSE_CONNECTIONS)
-    shell(hosts[:1], "systemctl restart docker")
-    output = pulling.communicate()[0]
-    assert pulling.returncode == 0 and "changed=1" in output and "connection lost" in output, output
+def test_lost_connections_and_a_restart_of_docker_do_not_end_a_pull(hosts, tmp_path):
+    # So slow that it cannot end before it was disturbed.
+    serve(hosts[:1], rate=30_000)
+    log = tmp_path / "pull.log"
+    with log.open("w", encoding="utf-8") as output:
+        pulling = subprocess.Popen(
+            playbook(hosts[:1], PINNED, {"mirror": MIRROR}), cwd=REPOSITORY, env=ENVIRONMENT, stdout=output
+        )
+    try:
+        wait_for(log, "downloading")
+        # The one that asks for it is lost with the others. Between two looks at the pull a loss is not noticed.
+        wait_for(log, "connection lost", lambda: run("ansible", hosts[0], "--inventory", INVENTORY, *LOSE_CONNECTIONS))
+        serve(hosts[:1], "systemctl restart docker")
+        assert pulling.wait(timeout=200) == 0, log.read_text()
+    finally:
+        pulling.kill()
+    assert "changed=1" in log.read_text()
     assert image_id(hosts[0]) == FIRST.id
+
+
+def wait_for(log, text, provoke=lambda: time.sleep(0.5)):
+    """Until a growing file has a text."""
+    deadline = time.monotonic() + 100
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        provoke()
 
 
 def test_a_full_disk_is_found_before_and_named_if_it_fills_up(hosts):
