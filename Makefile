@@ -9,8 +9,9 @@ PYTHONS := 3.11 3.12 3.13
 VENV := .venv
 BUILD := .build
 STAGES := lint unit playbooks browser docs-lint changelog-lint sanity artifact matrix
-# These start simulated hosts and mostly wait for them. They run one after the other, beside the stages above.
-LAB_STAGES := molecule fleet roles judge
+# These start simulated hosts and mostly wait for them, so they run beside the stages above: the first one alone, then
+# two at a time, the long ones first.
+LAB_STAGES := kept-lab fleet multi_node roles awx molecule tune judge
 # Of the 20 architectures that real vLLM judges one for each kind of KV cache.
 JUDGE := llama or gemma3 or gpt_oss or deepseek_v3 or qwen3_next or jamba or mimo_v2_flash
 # Pythons of the hosts and of the controller.
@@ -48,8 +49,9 @@ $(VENV)/run.done: requirements/run.txt tools/ci/venv.sh
 ##@ Test
 
 .PHONY: test
-test: venv-test ## Everything below, in two lanes, with a table at the end
-	@python tools/ci/stages.py $(STAGES) --beside $(LAB_STAGES)
+test: venv-test ## Everything below, those with simulated hosts beside the others, with a table at the end
+	@status=0; python tools/ci/stages.py $(STAGES) --beside $(LAB_STAGES) || status=$$?; \
+		ansible-playbook --inventory tests/integration/kept playbooks/lab_down.yml; exit $$status
 
 .PHONY: venv-test
 venv-test: $(VENV)/test.done ## Add the test tools to .venv (requirements/test.txt)
@@ -110,6 +112,10 @@ artifact: venv-test ## Build the collection, install it elsewhere and use it fro
 matrix: venv-test ## Unit tests and playbook syntax on ansible-core 2.16, 2.17, 2.18, 2.20, 2.21
 	@tools/ci/matrix.sh $(CORES)
 
+.PHONY: kept-lab
+kept-lab: venv-test # Without it each of the next stages would start the Docker engine and build the images anew.
+	@ansible-playbook --inventory tests/integration/kept playbooks/lab_up.yml
+
 .PHONY: molecule
 molecule: venv-test ## The scenario default: a real vLLM on a simulated host, twice, verified
 	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name default
@@ -128,6 +134,10 @@ roles: venv-test ## The roles vllm_host, vllm_image and vllm_model on simulated 
 	@GPUFLEET_INVENTORY=$(CURDIR)/tests/integration/hosts pytest tests/integration/vllm_host tests/integration/vllm_image \
 		tests/integration/vllm_model
 	@ansible-playbook --inventory tests/integration/hosts playbooks/lab_down.yml
+
+.PHONY: tune
+tune: venv-test ## The scenario tune: the ladder and tune_vllm, with the replay engine
+	@MOLECULE_GLOB='molecule/*/molecule.yml' molecule test --scenario-name tune
 
 .PHONY: awx
 awx: venv-test ## What extensions/awx writes to AWX, and each job template on simulated hosts as AWX would run it
@@ -161,4 +171,4 @@ clean: ## Remove .venv, build folders and caches (not the lab: make demo-down)
 
 .PHONY: help
 help: ## Print this
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z_-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile

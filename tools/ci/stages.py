@@ -5,9 +5,10 @@
 
 Usage: python tools/ci/stages.py TARGET [TARGET ...] [--beside TARGET [TARGET ...]]
 
-The targets run one after the other. Those after --beside do so, too, at the same time: they start simulated hosts and
-mostly wait for them. Their output is printed when each has ended. One of them that failed is tried once more, which the
-table says: a busy machine may be the reason. The exit status is 1 if a target failed.
+The targets run one after the other. Those after --beside run at the same time: they start simulated hosts and mostly
+wait for them. The first of them runs alone, as it makes what the others share; then two at a time. Their output is
+printed when each has ended. One of them that failed is tried once more, which the table says: a busy machine may be the
+reason. The exit status is 1 if a target failed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _PRINTING = threading.Lock()
@@ -61,15 +63,20 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def run_all(stages: list[str], results: list[Result], live: bool) -> None:
-    """Run targets one after the other and add their results."""
-    for number, stage in enumerate(stages, start=1):
-        position = f"[{number}/{len(stages)}]"
-        result = run(stage, position, live)
-        if not live and not result.passed:
-            again = run(stage, position, live)
-            result = Result(stage, again.passed, result.seconds + again.seconds, tries=2)
-        results.append(result)
+def run_beside(stages: list[str]) -> list[Result]:
+    """Run the first target, then the others, two at a time; returns their results in the order of the targets."""
+    numbered = [(stage, f"[{number}/{len(stages)}]") for number, stage in enumerate(stages, start=1)]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [twice(*stage) for stage in numbered[:1]] + list(pool.map(lambda stage: twice(*stage), numbered[1:]))
+
+
+def twice(stage: str, position: str) -> Result:
+    """Run one make target, and once more if it failed."""
+    result = run(stage, position, live=False)
+    if result.passed:
+        return result
+    again = run(stage, position, live=False)
+    return Result(stage, again.passed, result.seconds + again.seconds, tries=2)
 
 
 def table(results: list[Result], seconds: float) -> str:
@@ -88,14 +95,11 @@ def table(results: list[Result], seconds: float) -> str:
 def main(arguments: list[str]) -> int:
     """Run the targets and print the table."""
     at = arguments.index("--beside") if "--beside" in arguments else len(arguments)
-    in_front: list[Result] = []
-    beside: list[Result] = []
     start = time.monotonic()
-    lane = threading.Thread(target=run_all, args=(arguments[at + 1 :], beside, False))
-    lane.start()
-    run_all(arguments[:at], in_front, True)
-    lane.join()
-    results = in_front + beside
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        beside = pool.submit(run_beside, arguments[at + 1 :])
+        results = [run(stage, f"[{number}/{at}]", live=True) for number, stage in enumerate(arguments[:at], start=1)]
+        results += beside.result()
     print("\n" + table(results, time.monotonic() - start), flush=True)
     return 0 if all(result.passed for result in results) else 1
 

@@ -30,8 +30,12 @@ def test_a_port_that_is_taken(untouched, deploy):
 
 def test_a_gpu_that_is_taken_between_plan_and_start(untouched, deploy):
     # The new plan needs the second GPU, too, which was idle.
-    asked = {"engine_args": {"tensor_parallel_size": 2}}
-    result = deploy(untouched, fleet_instance=asked, vllm_before_batch=f"{SCENARIO}/tests/take_gpu.yml")
+    result = deploy(
+        untouched,
+        fleet_instance={"engine_args": {"tensor_parallel_size": 2}},
+        vllm_before_batch=f"{SCENARIO}/tests/take_gpu.yml",
+        vllm_instance_memory_timeout=5,
+    )
     result.failed_with(untouched.name, "/opt/train/bin/python", "4711")
 
 
