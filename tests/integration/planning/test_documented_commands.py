@@ -99,10 +99,14 @@ def test_what_is_not_run_has_a_reason_and_what_is_a_command_is_seen(page: str) -
     assert text.count("<!-- untested:") == sum(reason is not None for reason, _text in found)
 
 
-def test_the_copied_table_is_the_one_that_is_printed(clone: Path) -> None:
-    """The lines of the table in docs/planning.md come out of the first command of the page."""
-    ((_reason, text),) = blocks("docs/planning.md", "text")
-    command = commands(blocks("docs/planning.md", "console")[0][1])[0]
+@pytest.mark.parametrize("page", ["README.md", "docs/planning.md", "docs/reading-a-plan.md"])
+def test_what_is_shown_is_what_the_command_above_it_prints(page: str, clone: Path) -> None:
+    """Every line of the output on a page comes out of the last command above it."""
+    written = (ROOT / page).read_text(encoding="utf-8")
+    ((before, text),) = [
+        (written[: block.start()], block["text"]) for block in BLOCK.finditer(written) if block["kind"] == "text"
+    ]
+    command = commands(before)[{"docs/planning.md": 0}.get(page, -1)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PWD": str(clone)}
     environment["ANSIBLE_CONFIG"] = f"{clone}/ansible.cfg"
     result = subprocess.run(
