@@ -45,9 +45,16 @@ options:
       - The table and the page say for each host without a plan why it has none.
     type: dict
     default: {}
+  others:
+    description:
+      - Names of instances that are on a host and not in its inventory, by the name of the host. The text ends with
+        them, for they hold memory and ports, and nothing else tells of them.
+    type: dict
+    default: {}
   commands:
     description:
-      - The next commands that the table ends with. C(plan) is shown where something does not fit, C(deploy) where
+      - The next commands that the table ends with, and C(remove), with which the text ends where there are others.
+        C(plan) is shown where something does not fit, C(deploy) where
         something does, C(reach) where a host could not be reached.
       - P(gpufleet.vllm.next_command#lookup) writes them as the user types them.
     type: dict
@@ -85,7 +92,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils._report import explain as explain_plans
-from ..plugin_utils._report import explain_upgrade, fleet_page, once, summarize
+from ..plugin_utils._report import explain_others, explain_upgrade, fleet_page, once, summarize
 
 FORMATS = ("text", "summary", "html")
 
@@ -94,6 +101,7 @@ def explain(
     plans: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     format: str = "text",
     running: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    others: Mapping[str, Sequence[str]] | None = None,
     hosts: Mapping[str, Mapping[str, Any]] | None = None,
     failures: Mapping[str, Mapping[str, Any]] | None = None,
     commands: Mapping[str, str] | None = None,
@@ -112,7 +120,7 @@ def explain(
             return summarize(several, hosts or {}, failures or {}, commands or {})
         if several and all("findings" in report for report in several):
             return explain_upgrade(several)
-        return explain_plans(several, running)
+        return explain_plans(several, running) + explain_others(others or {}, (commands or {}).get("remove", ""))
     except (KeyError, TypeError, AttributeError) as error:
         raise AnsibleFilterError(
             f"gpufleet.vllm.explain: this is not a plan ({error!r}); "

@@ -41,6 +41,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+others:
+  description: Names of instances of this collection that are on the host and not among O(names).
+  returned: always
+  type: list
+  elements: str
 plans:
   description: The plans that were deployed last, by the name of the instance.
   returned: always
@@ -58,6 +63,7 @@ releases:
 """
 
 import json
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -70,6 +76,18 @@ RELEASE_KEYS = ("number", "state", "image", "image_id", "made", "previous", "rea
 def instance_info(names, files, warn):
     """Returns {"plans": {name: plan}, "receipts": {name: receipt}}; warn is called with a line for each broken file."""
     return {kind: _read_all(names, pattern, warn) for kind, pattern in files.items()}
+
+
+def others(names, root="/"):
+    """Returns the names of the instances with a plan and a unit that are not among the names."""
+    folder = os.path.join(root, "etc/vllm")
+    found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    instances = [Instance(name, root) for name in found if name not in names]
+    return [instance.name for instance in instances if _is_deployed(instance)]
+
+
+def _is_deployed(instance):
+    return all(os.path.exists(instance.files[name][0]) for name in ("plan.json", instance.unit))
 
 
 def _read_all(names, pattern, warn):
@@ -112,7 +130,8 @@ def main():
         argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
     )
     names = module.params["names"]
-    module.exit_json(changed=False, releases=releases(names), **instance_info(names, FILES, module.warn))
+    found = instance_info(names, FILES, module.warn)
+    module.exit_json(changed=False, releases=releases(names), others=others(names), **found)
 
 
 if __name__ == "__main__":

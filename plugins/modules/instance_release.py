@@ -206,6 +206,7 @@ import inspect
 import json
 import os
 import re
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -244,14 +245,17 @@ UNPROVEN = {
 }
 
 
-def present(instance, params, check):
-    """Have the instance as wanted; returns what the module returns."""
+def present(instance, params, check, runs=False):
+    """Have the instance as wanted; returns what the module returns.
+
+    runs: whether the engine that runs was started from the files that are in use.
+    """
     before, after = deployed(instance), wanted(params)
     current = found = _release.current_release(instance)
     if found is None and before["unit"] is not None:
         current = _release.adopt(instance, check)
     before.update((name, current[name] if current else None) for name in ("image_id", "model_manifest"))
-    changes = judge(current, compare(before, after))
+    changes = judge(current, compare(before, after), runs)
     release = begin(instance, current, after, changes, params, check) if changes["changed"] else current
     repaired = repair(instance, params, check)
     # A run that was cut off may have written the unit and no more.
@@ -298,9 +302,13 @@ def wanted(params):
     }
 
 
-def judge(current, changes):
-    """The changes, with what the state of the current release adds: what is not proven is started anew."""
-    harmless = current is None or (current["state"] == "deploying" and not current["restart"])
+def judge(current, changes, runs=False):
+    """The changes, with what the state of the current release adds: what is not proven is started anew.
+
+    Not so the engine of a deployment that was cut off (a lost connection, a controller that was killed) and that runs:
+    proving it is enough, and its clients are not interrupted.
+    """
+    harmless = current is None or (current["state"] == "deploying" and (runs or not current["restart"]))
     if harmless or current["state"] == "served":
         return changes
     reasons = changes["reasons"] + [UNPROVEN[current["state"]].format(**current)]
@@ -392,6 +400,31 @@ def look_at_unit(module, instance, result):
     return dict(result, restart=True, reasons=result["reasons"] + ["the engine has failed and is down (restart)"])
 
 
+def runs_what_is_in_use(module, instance):
+    """Whether systemd has started the engine that runs after the files of its release were put in use."""
+    if module.params["root"] != "/" or not os.path.exists(instance.environment):
+        return False
+    names = "ActiveState,SubState,NeedDaemonReload,ExecMainStartTimestampMonotonic"
+    code, output, _error = module.run_command(["systemctl", "show", instance.unit, "--property", names])
+    return code == 0 and started_after(
+        dict(line.split("=", 1) for line in output.splitlines() if "=" in line), instance
+    )
+
+
+def started_after(shown, instance, now=None):
+    """Whether a unit runs and was started after the files in use were written, by the properties that systemd shows.
+
+    now: (time since the epoch, time of the monotonic clock), of this moment if it is left out.
+    """
+    if (shown.get("ActiveState"), shown.get("SubState"), shown.get("NeedDaemonReload")) != ("active", "running", "no"):
+        return False
+    clock, monotonic = now or (time.time(), time.monotonic())
+    started = clock - (monotonic - int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6)
+    places = [path for path, _mode in instance.files.values()]
+    places += [instance.environment, os.path.join(instance.current, "release.json")]
+    return all(os.path.exists(path) and os.stat(path).st_mtime < started for path in places)
+
+
 STATES = {"present": present, "served": served, "restored": restored}
 
 
@@ -414,7 +447,8 @@ def main():
     instance = _release.Instance(params["name"], params["root"])
     try:
         with contextlib.nullcontext() if check else _release.locked(instance):
-            result = look_at_unit(module, instance, STATES[params["state"]](instance, params, check))
+            given = {"runs": runs_what_is_in_use(module, instance)} if params["state"] == "present" else {}
+            result = look_at_unit(module, instance, STATES[params["state"]](instance, params, check, **given))
     except _release.ReleaseError as error:
         module.fail_json(msg=str(error))
     except OSError as error:

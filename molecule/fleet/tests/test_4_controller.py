@@ -30,8 +30,9 @@ def test_ssh_is_lost_in_the_middle(host, starting, deploy):
         assert "UNREACHABLE" in starting.output
         # What was started goes on without anybody.
         assert host.wait_until(host.serves) == NEW
+    before = host.invocation
     deploy(host, fleet_release=NEW).succeeded()
-    assert host.serves() == NEW
+    assert (host.serves(), host.invocation) == (NEW, before)
     assert host.release()["state"] == "served"
 
 

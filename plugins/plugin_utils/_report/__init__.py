@@ -8,13 +8,14 @@ from __future__ import annotations
 from .fleet import once
 from .html import fleet_page
 from .summary import summarize
-from .text import explain
+from .text import explain, explain_others
 from .tuning import explain_tuning, read_tuning
 from .tuning_page import tuning_page
 from .upgrade import explain_upgrade
 
 __all__ = [
     "explain",
+    "explain_others",
     "explain_tuning",
     "explain_upgrade",
     "fleet_page",

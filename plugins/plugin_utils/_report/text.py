@@ -51,6 +51,20 @@ def explain(plans: Sequence[Plan], running: Running | None = None) -> str:
     )
 
 
+def explain_others(others: Mapping[str, Sequence[str]], remove: str) -> str:
+    """The instances that are on hosts and not in the inventory, by host, and how to remove one; nothing without any."""
+    hosts: dict[str, list[str]] = {}
+    for host, names in others.items():
+        for name in names:
+            hosts.setdefault(name, []).append(host)
+    if not hosts:
+        return ""
+    title = "On hosts and not in the inventory: left alone, with the memory and the ports that they hold"
+    lines = [f"{name} on {named(where)}" for name, where in sorted(hosts.items())]
+    command = f"""  {remove} -e '{{"vllm_remove": ["{min(hosts)}"]}}'"""
+    return RULE + "\n".join([_section(title, lines), "", "Next, to remove one:", command]) + "\n"
+
+
 def _runs(plan: Plan, running: Running) -> Plan | None:
     """The plan that runs now of the same instance; of an engine over several hosts, that of its first."""
     found = (running.get(str(host), {}).get(str(plan.get("name"))) for host in plan.get("hosts") or ())

@@ -67,6 +67,19 @@ def test_explain_parts_several_plans():
     assert explain(both).count("on vLLM 0.32.0") == 2
 
 
+def test_what_is_on_hosts_and_not_in_the_inventory_is_told_at_the_end():
+    text = explain(planned(), others={"gpu1": ["old"], "gpu2": ["old", "tried"], "gpu3": []}, commands={"remove": "go"})
+    assert text.splitlines()[-6:] == [
+        "On hosts and not in the inventory: left alone, with the memory and the ports that they hold",
+        "  * old on gpu1, gpu2",
+        "  * tried on gpu2",
+        "",
+        "Next, to remove one:",
+        """  go -e '{"vllm_remove": ["old"]}'""",
+    ]
+    assert explain(planned(), others={"gpu1": []}) == explain(planned())
+
+
 def test_explain_refuses_what_is_no_plan():
     for other in ({}, "text", 3, [{"verdict": "fits"}]):
         with pytest.raises(AnsibleFilterError, match="not a plan"):

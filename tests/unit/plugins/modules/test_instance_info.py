@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _release
-from ansible_collections.gpufleet.vllm.plugins.modules.instance_info import instance_info, releases
+from ansible_collections.gpufleet.vllm.plugins.modules.instance_info import instance_info, others, releases
 
 
 @pytest.fixture(name="ask")
@@ -38,6 +38,15 @@ def test_a_broken_file_is_left_out_with_a_warning(ask, text):
     assert found == {"plans": {}, "receipts": {"chat": {}}}
     assert len(warnings) == 1
     assert "chat/plan.json is not used" in warnings[0]
+
+
+def test_instances_that_are_not_asked_for_are_named(tmp_path):
+    for name in ("chat", "old", "half"):
+        instance = _release.Instance(name, str(tmp_path))
+        for file in ("plan.json", instance.unit)[: 1 if name == "half" else 2]:
+            _release.write(instance.files[file][0], "{}", 0o644)
+    assert others(["chat"], str(tmp_path)) == ["old"]
+    assert others(["chat"], str(tmp_path / "empty")) == []
 
 
 def test_a_folder_in_place_of_the_file_is_left_out(ask, tmp_path):

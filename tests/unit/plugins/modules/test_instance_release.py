@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import stat
+import time
 
 import pytest
 import yaml
@@ -371,6 +372,41 @@ def test_a_harmless_change_that_was_cut_off_restarts_nothing(host):
     assert (result["changed"], result["restart"], result["daemon_reload"], result["release"]) == (False, False, True, 2)
     assert host.served()["changed"] is True
     assert host.states() == {1: "served", 2: "served"}
+
+
+def shown(seconds_after, **changes):
+    """What systemd shows of a unit that was started so long after the files were written, and the clocks then."""
+    started = 1_000_000
+    properties = {"ActiveState": "active", "SubState": "running", "NeedDaemonReload": "no"}
+    properties["ExecMainStartTimestampMonotonic"] = str(started * 1_000_000)
+    return {**properties, **changes}, (time.time(), started - seconds_after)
+
+
+@pytest.mark.parametrize(
+    ("seconds_after", "changes", "runs"),
+    [
+        (60, {}, True),
+        (-60, {}, False),
+        (60, {"ActiveState": "activating", "SubState": "auto-restart"}, False),
+        (60, {"NeedDaemonReload": "yes"}, False),
+        (60, {"ExecMainStartTimestampMonotonic": "0"}, False),
+    ],
+)
+def test_an_engine_that_was_started_from_the_files_in_use_is_known(host, seconds_after, changes, runs):
+    host.present()
+    properties, now = shown(seconds_after, **changes)
+    assert instance_release.started_after(properties, host.instance, now) is runs
+
+
+def test_an_engine_that_runs_after_its_deployment_was_cut_off_is_not_interrupted(host):
+    host.deploy()
+    host.present(longer(16384))
+    params = dict.fromkeys(("image_id", "model_manifest", "cache_directory"), None)
+    params = {**host.wanted, **params, "why": ""}
+    result = instance_release.present(host.instance, params, False, runs=True)
+    assert (result["restart"], result["changed"], result["release"]) == (False, False, 2)
+    params["files"]["unit"] = longer(4096)
+    assert instance_release.present(host.instance, params, False, runs=True)["restart"] is True
 
 
 def test_a_run_that_was_cut_off_leaves_the_way_back_open(host):
