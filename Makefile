@@ -150,6 +150,10 @@ judge: venv-test ## Real vLLM judges the catalogue of arguments and the KV cache
 	@GPUFLEET_VLLM_PYTHON=$(CURDIR)/tools/ci/lab_python.sh pytest tests/integration/kv_judge -k "$(JUDGE)"
 	@ansible-playbook --inventory tests/integration/inventory playbooks/lab_down.yml
 
+.PHONY: docs
+docs: venv ## The documentation of plugins and roles as a site, .build/docs/html/index.html (make test only lints it)
+	@tools/ci/docs.sh $(BUILD)/docs $(PYTHONS)
+
 .PHONY: bench
 bench: venv-test ## Measurements of tests/bench, one after the other
 	@for script in tests/bench/*.py; do echo "bench: $$script"; PYTHONPATH=.collections python "$$script"; done

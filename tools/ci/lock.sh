@@ -15,6 +15,7 @@ compile() {
 cd "$(dirname "$0")/../../requirements"
 compile test.txt --python-version 3.11 test.in
 compile run.txt --python-version 3.11 --constraints test.txt run.in
+compile docs.txt --python-version 3.11 --constraints test.txt docs.in
 for core in ${cores}; do
     echo "ansible-core ~= ${core%/*}.0" | compile "core-${core%/*}.txt" --python-version "${core#*/}" unit.in -
 done
