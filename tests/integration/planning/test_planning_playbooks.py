@@ -85,7 +85,7 @@ def test_facts_are_recorded_and_planned_with(tmp_path: Path) -> None:
     recorded = run("plan_vllm.yml", "-i", str(inventory), "-e", "vllm_record_facts=true", cwd=tmp_path)
     assert recorded.returncode == 0, recorded.stdout + recorded.stderr
     facts = json.loads((tmp_path / "facts/here.json").read_text(encoding="utf-8"))
-    assert set(facts) == {"gpu_info", "checkpoints", "plans", "receipts"}
+    assert set(facts) == {"gpu_info", "checkpoints", "plans", "receipts", "others"}
     assert facts["checkpoints"][str(checkpoint)]["architecture"] == "LlamaForCausalLM"
     (checkpoint / "config.json").unlink()
     planned = run("plan_vllm.yml", "-i", str(inventory), "-e", "ansible_connection=ssh", cwd=tmp_path)
