@@ -56,7 +56,7 @@ def describe_towers(config, text):
     vision, audio = _first(outer, TOWER_KEYS), _first(outer, AUDIO_KEYS)
     tensors, warnings = [], []
     if vision:
-        vision = _repaired(vision, warnings)
+        vision = _repaired(_named(vision, outer), warnings)
         tensors += _vision_tensors(outer, vision, read_int(text, "hidden_size"))
     if audio:
         tensors += _audio_tensors(audio, read_int(text, "hidden_size"))
@@ -78,6 +78,12 @@ def _summary(tower):
         "hidden_size": _hidden(tower),
         "num_hidden_layers": _layers(tower),
     }
+
+
+def _named(vision, outer):
+    """Qwen2-VL and Qwen2.5-VL name the family only once, at the top of config.json."""
+    family = outer.get("model_type")
+    return dict(vision, model_type=family) if family in TOWERS and not vision.get("model_type") else vision
 
 
 def _repaired(vision, warnings):

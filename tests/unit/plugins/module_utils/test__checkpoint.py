@@ -296,6 +296,25 @@ def test_code_of_the_checkpoint_is_named():
     assert model["remote_code"] == ["configuration_x.py", "modeling_x.py"]
 
 
+@pytest.mark.parametrize(
+    ("family", "vision", "parameters"),
+    [
+        # 8,292,166,656 parameters are published for Qwen2.5-VL-7B, 8,291,375,616 for Qwen2-VL-7B; both have the
+        # language model of Qwen2.5-7B, 7,615,616,512.
+        ("qwen2_5_vl", {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}, 676_550_144),
+        ("qwen2_vl", {"embed_dim": 1280, "mlp_ratio": 4, "hidden_size": 3584}, 675_759_104),
+    ],
+)
+def test_a_tower_whose_configuration_does_not_say_the_family_is_that_of_the_model(family, vision, parameters):
+    tower = {"depth": 32, "num_heads": 16, "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, **vision}
+    text = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    text |= {"intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 128000}
+    tower |= {"temporal_patch_size": 2}
+    model = describe_config({"architectures": ["X"], "model_type": family, "vision_config": tower, **text})
+    assert model["vision"]["model_type"] == family
+    assert model["weights"]["groups"]["vision"]["parameters"] == pytest.approx(parameters, rel=0.001)
+
+
 @pytest.mark.skipif(not REAL_CONFIGS.is_dir(), reason=f"{REAL_CONFIGS} is not there")
 @pytest.mark.parametrize("path", sorted(REAL_CONFIGS.glob("*/config.json")), ids=lambda path: path.parent.name)
 def test_every_public_configuration_has_a_sensible_shape(path):
