@@ -1,7 +1,10 @@
 # Copyright: gpufleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measured starts as inputs of the planner. The records are beside the repository, not in it; see README there."""
+"""Measured starts as inputs of the planner.
+
+Most records are beside the repository, not in it (see README there); public_starts.json has starts of our own finding.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,59 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.dimensions
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
+PUBLIC_STARTS = Path(__file__).with_name("public_starts.json")
+BLIND_STARTS = Path(__file__).resolve().parents[2] / "tests" / "bench" / "data" / "blind_starts.json"
+"""Public starts that no coefficient is fitted to and no formula was tuned by: they only score."""
+
 OLDEST = (0, 9, 0)
 """The oldest release of the catalogue; older starts cannot be planned."""
 
 CAPABILITIES = {
+    "B200": "10.0",
     "H100": "9.0",
     "H200": "9.0",
     "A100": "8.0",
-    "RTX 3090": "8.6",
-    "RTX 4090": "8.9",
+    "A30": "8.0",
+    "A10": "8.6",
+    "A40": "8.6",
+    "RTX A": "8.6",
+    "RTX 30": "8.6",
+    "RTX 40": "8.9",
     "L4": "8.9",
-    "RTX PRO 6000": "12.0",
+    "RTX 50": "12.0",
+    "RTX PRO": "12.0",
+    "GB10": "12.1",
+    "T4": "7.5",
+    "TITAN RTX": "7.5",
+    "V100": "7.0",
 }
+"""By a part of the card's name; the first that fits counts."""
 
-RUNTIME_METHODS = {"fp8": "fp8", "fp8 (online, vLLM)": "fp8"}
+RUNTIME_METHODS = {"fp8": "fp8", "fp8 (online, vLLM)": "fp8", "bitsandbytes": "bitsandbytes"}
+
+FIGURES = (
+    "weights_gib",
+    "activation_gib",
+    "non_torch_gib",
+    "cudagraph_est_gib",
+    "kv_pool_gib",
+    "kv_tokens",
+    "max_concurrency",
+)
+
+DEFAULTS: dict[str, Any] = {
+    "gpu": None,
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "ep": False,
+    "dtype": None,
+    "quantization": None,
+    "kv_cache_dtype": None,
+    "enforce_eager": False,
+    "unified_memory": False,
+    "note": "",
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +143,7 @@ class Case:
 
 
 def load_cases() -> Iterator[Case]:
-    """The cases whose release is known; nothing where the data is absent."""
+    """The cases whose release is known, with our own; nothing where the data beside the repository is absent."""
     source = DATA / "accuracy_cases.jsonl"
     if not source.exists():
         return
@@ -109,7 +151,30 @@ def load_cases() -> Iterator[Case]:
         record = json.loads(line)
         version = _version(record)
         if version:
-            yield Case(record, _instance(record, version), [_host(record)])
+            config = json.loads((DATA / record["config"]).read_text(encoding="utf-8"))
+            yield Case(record, _instance(record, config, version), [_host(record)])
+    yield from load_starts(PUBLIC_STARTS)
+
+
+def load_starts(path: Path) -> Iterator[Case]:
+    """The starts of a file of our own: models by name with their config.json, starts with what differs from a default.
+
+    The set of its cases is the file's name without _starts.
+    """
+    if not path.exists():
+        return
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for number, start in enumerate(data["starts"], 1):
+        name = path.stem.removesuffix("_starts")
+        measured = {**dict.fromkeys(FIGURES), **start["measured"]}
+        record = {**DEFAULTS, "set": f"{name} starts", "id": f"{name}-{number}", **start, "measured": measured}
+        record["scorable"] = {
+            "weights": measured["weights_gib"] is not None,
+            "kv_pool": measured["kv_pool_gib"] is not None,
+            "kv_per_token": measured["kv_tokens"] is not None,
+        }
+        config = data["models"][start["model"]]
+        yield Case(record, _instance(record, config, start["vllm_version"]), [_host(record)])
 
 
 def _version(record: dict[str, Any]) -> str | None:
@@ -127,8 +192,7 @@ def _version(record: dict[str, Any]) -> str | None:
     return {"0.19.2": "0.19.1"}.get(version, version)
 
 
-def _instance(record: dict[str, Any], version: str) -> dict[str, Any]:
-    config = json.loads((DATA / record["config"]).read_text(encoding="utf-8"))
+def _instance(record: dict[str, Any], config: dict[str, Any], version: str) -> dict[str, Any]:
     checkpoint = describe_config(config)
     pins = {
         "tensor_parallel_size": record["tp"],
@@ -142,6 +206,7 @@ def _instance(record: dict[str, Any], version: str) -> dict[str, Any]:
         "enforce_eager": record["enforce_eager"] or None,
         "enable_expert_parallel": record["ep"] or None,
         "quantization": None if checkpoint["quantization"] else RUNTIME_METHODS.get(record["quantization"] or ""),
+        **record.get("engine_args", {}),
     }
     return {
         "name": record["id"],

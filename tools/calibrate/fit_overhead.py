@@ -213,36 +213,71 @@ def _fit_non_torch(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
 def _fit_extrapolation(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
     """Where the terms were not measured one by one: the median of all that the pool lacks, beside the other terms."""
     for band in fitted["non_torch"]:
-        missing = [
-            _unexplained(case)
+        band["extrapolated_gib"] = max(band["extrapolated_gib"], band["value_gib"])
+        own = [
+            case
             for case in cases
             if case.pool_is_measured
             and case.layout == (1, 1)
             and overhead.in_band(band, case.start.version)
             and overhead.source_of(case.shape, case.start) == "extrapolated"
         ]
-        if len(missing) >= LEAST_CASES:
-            band["extrapolated_gib"] = round(max(statistics.median(missing) + SAFE_SIDE_GIB, band["value_gib"]), 3)
-            band["extrapolated_n"] = len(missing)
+        compiled = [_unexplained(case) for case in own if not case.start.enforce_eager]
+        eager = [_unexplained(case) for case in own if case.start.enforce_eager]
+        if len(compiled) >= LEAST_CASES:
+            found = statistics.median(compiled) + SAFE_SIDE_GIB
+            band["extrapolated_gib"], band["extrapolated_n"] = round(max(found, band["value_gib"]), 3), len(compiled)
+        band["extrapolated_eager_gib"] = band["extrapolated_gib"]
+        if len(eager) >= LEAST_CASES:
+            found = statistics.median(eager) + SAFE_SIDE_GIB
+            band["extrapolated_eager_gib"] = round(min(max(found, 0.0), band["extrapolated_gib"]), 3)
+            band["extrapolated_eager_n"] = len(eager)
 
 
 def _fit_tensor_parallel(fitted: dict[str, Any], cases: Sequence[Case]) -> None:
     """What tensor parallelism takes without FlashInfer's all-reduce: few cases, so the guess counts as one of them."""
-    parallel = fitted["non_torch_parallel"]
-    for size, prior in parallel["tensor_prior_gib"].items():
-        found = [
-            _unexplained(case) - overhead.band_of(fitted["non_torch"], case.start.version)["extrapolated_gib"]
-            for case in cases
-            if case.pool_is_measured and case.layout == (int(size), 1) and not overhead.fuses_all_reduce(case.start)
-        ]
-        parallel["tensor_gib"][size] = round(max(0.0, statistics.mean([prior, *found])), 3)
+    for band in fitted["non_torch_parallel"]["tensor"]:
+        counts = {}
+        for size, prior in band["prior_gib"].items():
+            found = [
+                _of_parallel(fitted, case)
+                for case in cases
+                if case.layout == (int(size), 1)
+                and overhead.in_band(band, case.start.version)
+                and _tells_non_torch(case)
+                and not overhead.fuses_all_reduce(case.start)
+            ]
+            band["gib"][size] = round(max(0.0, statistics.mean([prior, *found])), 3)
+            counts[size] = len(found)
+        band["n"] = counts
+
+
+SAMPLER_IS_KNOWN_FROM = (0, 12)
+"""Before, the sampler's peak depends on FlashInfer, which a log rarely tells of: what is left over means nothing."""
+
+
+def _tells_non_torch(case: Case) -> bool:
+    measured = case.measured["non_torch_gib"] is not None
+    return measured or (case.pool_is_measured and case.start.version >= SAMPLER_IS_KNOWN_FROM)
+
+
+def _of_parallel(fitted: dict[str, Any], case: Case) -> float:
+    """What the case takes beyond what one GPU takes in its release."""
+    band = overhead.band_of(fitted["non_torch"], case.start.version)
+    measured = case.measured["non_torch_gib"]
+    if measured is not None:
+        return float(measured - band["value_gib"])
+    return _unexplained(case) - float(
+        band["extrapolated_eager_gib" if case.start.enforce_eager else "extrapolated_gib"]
+    )
 
 
 def _unexplained(case: Case) -> float:
     """Requested memory without weights, activation, graphs and the measured pool, in GiB."""
     budget = plan(case.instance, case.hosts)["budget"][0]
     weights = case.measured["weights_gib"] or budget["weights_gib"]["value"]
-    graphs = budget["cuda_graph_gib"]["value"] if budget["cuda_graphs_in_request"] else 0.0
+    estimate = case.measured["cudagraph_est_gib"]
+    graphs = (estimate or budget["cuda_graph_gib"]["value"]) if budget["cuda_graphs_in_request"] else 0.0
     taken = weights + budget["activation_gib"]["value"] + graphs + case.measured["kv_pool_gib"]
     return float(budget["requested_gib"]["value"] - taken)
 

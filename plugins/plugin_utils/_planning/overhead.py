@@ -261,13 +261,18 @@ def _encoder_cache(shape: Dimensions, start: Start) -> float:
 
 
 def _encoder_forward(shape: Dimensions, start: Start) -> float:
-    """The vision tower's own peak; it counts where one item is much larger than a batch."""
+    """The vision tower's own peak; it counts where one item is much larger than a batch.
+
+    The feed-forward part and the heads are divided among the GPUs, the residual stream is not.
+    """
     tokens = _encoder_tokens(shape, start)
     if tokens <= start.max_num_batched_tokens:
         return 0.0
     width = int((shape.vision or {}).get("hidden_size") or 0)
+    band = band_of(coefficients()["encoder"]["forward"], start.version)
+    elements = (band["whole_hidden"] + band["divided_hidden"] / start.tensor_parallel_size) * width
     patches = tokens * coefficients()["encoder"]["patches_per_token"]
-    return float(patches * _dtype_bytes(start) * coefficients()["activation"]["encoder_forward_hidden"] * width)
+    return float(patches * _dtype_bytes(start) * elements)
 
 
 def non_torch(shape: Dimensions, start: Start, stage: int) -> Estimate:
@@ -277,7 +282,11 @@ def non_torch(shape: Dimensions, start: Start, stage: int) -> Estimate:
     """
     band = band_of(coefficients()["non_torch"], start.version)
     source = source_of(shape, start)
-    value = band["value_gib"] if source == "calibrated" else band["extrapolated_gib"]
+    if source == "calibrated":
+        value = band["value_gib"]
+    else:
+        # Without torch.compile fewer kernels are loaded before the profile ends.
+        value = band["extrapolated_eager_gib" if start.enforce_eager else "extrapolated_gib"]
     if stage < start.pipeline_parallel_size - 1:
         value = band["before_last_gib"]
     deviation = coefficients()["non_torch_deviation"][source]
@@ -303,8 +312,9 @@ def _tensor_communication(start: Start, data: Mapping[str, Any]) -> Estimate:
     nccl = data["nccl_counted"]
     if start.version < parse_version(nccl["before"]) and start.compute_capability in nccl["compute_capabilities"]:
         return _around_gib(nccl["value_gib"], nccl["below_gib"], nccl["above_gib"], "extrapolated")
-    value = _by_size(data["tensor_gib"], start.tensor_parallel_size)
-    return _around_gib(value, max(value, data["tensor_below_gib"]), data["tensor_above_gib"])
+    band = band_of(data["tensor"], start.version)
+    value = _by_size(band["gib"], start.tensor_parallel_size)
+    return _around_gib(value, max(value, band["below_gib"]), band["above_gib"])
 
 
 def _by_size(sizes: Mapping[str, float], size: int) -> float:

@@ -166,3 +166,43 @@ def test_the_experts_kernel_is_that_of_precision_and_card():
     oss = replace(narrow, quantization={"method": "mxfp4", "weight_bits": 4})
     assert overhead.moe_workspace(oss, H100) == 0
     assert overhead.moe_workspace(oss, replace(H100, compute_capability="8.0")) > 0
+
+
+IMAGES = replace(QWEN, model_type="qwen3_5", vision={"hidden_size": 1152, "num_hidden_layers": 27})
+
+
+def test_the_vision_tower_is_divided_among_the_gpus_but_for_its_residual_stream():
+    start = replace(H100, max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=8192)
+    one, two, eight = (
+        gib(overhead.activation(IMAGES, replace(start, tensor_parallel_size=size), 0)) for size in (1, 2, 8)
+    )
+    # One tower's hidden states of the largest image: 65,536 patches of 1,152 elements in bfloat16.
+    stream = 65536 * 1152 * 2 / GIB
+    assert one - two == pytest.approx(2 * (two - eight) / 1.5, rel=0.01)
+    assert one > two > eight > 4 * stream
+
+
+def test_up_to_0_11_the_tower_turns_queries_and_keys_in_float32():
+    start = replace(H100, max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=8192)
+    old, new = (overhead.activation(IMAGES, replace(start, version=version), 0) for version in ((0, 11, 2), (0, 12, 0)))
+    assert gib(old) > gib(new) + 0.3
+
+
+def test_an_eager_start_on_a_card_that_was_not_measured_takes_less_beside_torch():
+    other = replace(H100, compute_capability="8.6")
+    eager = overhead.non_torch(LLAMA, replace(other, enforce_eager=True), 0)
+    assert gib(eager) < gib(overhead.non_torch(LLAMA, other, 0))
+    # Measured on an H100, so that no start without torch.compile needs to stand for it.
+    assert overhead.non_torch(LLAMA, replace(H100, enforce_eager=True), 0) == overhead.non_torch(LLAMA, H100, 0)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_several_gpus_without_fused_all_reduce_take_more_from_0_17_on(size):
+    before, after = (
+        replace(H100, compute_capability="8.9", tensor_parallel_size=size, version=version)
+        for version in ((0, 16, 0), (0, 17, 1))
+    )
+    old, new = overhead.non_torch(LLAMA, before, 0), overhead.non_torch(LLAMA, after, 0)
+    assert gib(new) > gib(old) + 0.2
+    # Eight L40S took 0.21 GiB in all (0.10.2).
+    assert gib(overhead.non_torch(LLAMA, replace(before, version=(0, 10, 2)), 0)) < 0.3
