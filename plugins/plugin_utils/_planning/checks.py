@@ -20,6 +20,18 @@ from .errors import Faults, InstanceError
 
 # Docker's rule for the name of a container (moby, daemon/names): it also keeps "..", "/" and spaces out of paths.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+# Folders below /var/lib/vllm that belong to no instance (state_folder() and RECORDS of module_utils, FOLDER of _job).
+RESERVED_NAMES = {"downloads", "images", "jobs", "manifests"}
+# The grammar of a reference (github.com/distribution/reference), of which the tag is asked for elsewhere.
+IMAGE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?[a-z0-9][a-z0-9._/-]*:\w[\w.-]*(?:@sha256:[0-9a-f]{64})?")
+# Arguments that an instance has a variable of its own for.
+OWN_VARIABLES = {
+    "host": "address",
+    "port": "port",
+    "served_model_name": "served_model_name",
+    "model": "checkpoint",
+    "model_tag": "checkpoint",
+}
 # POSIX.1-2017, Base Definitions 8.1: the name of an environment variable.
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_VARIABLES = {"VLLM_API_KEY": "vllm_api_key"}
@@ -41,6 +53,10 @@ def check_instance(instance: Mapping[str, Any]) -> None:
     faults = Faults()
     faults.attempt(_check_name, instance.get("name"))
     name = str(instance.get("name"))
+    faults.attempt(_check_image, name, instance.get("image"))
+    faults.attempt(_check_line, name, "served_model_name", instance.get("served_model_name"))
+    # The last line break of a YAML block is none of the text's.
+    faults.attempt(_check_line, name, "description", str(instance.get("description") or "").strip())
     faults.attempt(_check_port, name, instance.get("port"))
     faults.attempt(_check_address, name, instance.get("address"))
     faults.attempt(_check_exposure, name, instance.get("exposure"), instance.get("address"))
@@ -50,6 +66,9 @@ def check_instance(instance: Mapping[str, Any]) -> None:
         faults.attempt(_check_variable, name, str(variable), value)
     for argument, value in mapping_of(instance, "engine_args").items():
         faults.attempt(_check_pin, name, str(argument), value)
+        faults.attempt(_check_own, name, f"engine_args.{argument}", str(argument), value)
+    for word in instance.get("extra_args") or ():
+        faults.attempt(_check_own, name, "extra_args", str(word).partition("=")[0], word)
     faults.refuse()
 
 
@@ -73,6 +92,32 @@ def _check_name(name: Any) -> None:
             "cannot be the name of a unit and a container",
             "Write letters, digits, '-', '_' and '.', and begin with a letter or digit, e.g. chat-1.",
         )
+
+    if name in RESERVED_NAMES:
+        fault = f"is taken: /var/lib/vllm/{name} is a folder of the collection"
+        raise InstanceError(name, "name", name, fault, f"Take another name, e.g. {name}-1.")
+
+
+def _check_image(name: str, image: Any) -> None:
+    """What would be another word of a command. That it has a tag, and of which release, is asked for elsewhere."""
+    if image is not None and ":" in str(image) and not IMAGE.fullmatch(str(image)):
+        remedy = "Write [REGISTRY/]REPOSITORY:TAG[@sha256:DIGEST], e.g. vllm/vllm-openai:v0.32.0."
+        raise InstanceError(name, "image", image, "is no name of an image", remedy)
+
+
+def _check_line(name: str, variable: str, value: Any) -> None:
+    """A line break would begin another line of the unit or of the smoke test."""
+    if not str(value or "").isprintable():
+        raise InstanceError(name, variable, value, "is not one printable line", "Write it in one line.")
+
+
+def _check_own(name: str, where: str, argument: str, value: Any) -> None:
+    """The engine, its port on the host, the smoke test and the route to it must speak of the same."""
+    variable = OWN_VARIABLES.get(argument.lstrip("-").replace("-", "_"))
+    is_flag = where != "extra_args" or argument.startswith("--")
+    if variable and is_flag:
+        remedy = f"Write {variable} of the instance, beside its name."
+        raise InstanceError(name, where, value, f"is what the instance's {variable} says", remedy)
 
 
 def _check_port(name: str, port: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils._checkpoint import describe_config
+from .._preflight.resources import overlaps
 from .case import read_case
 from .checks import check_instance
 from .errors import Faults, InstanceError, refused_pin
@@ -94,17 +95,29 @@ EMPTY_CHECKPOINT: dict[str, Any] = {"layers": [{"count": 1}]}
 
 
 def check_unique(instances: Sequence[Mapping[str, Any]], faults: Faults) -> None:
-    for key, remedy in (("name", "Give each instance its own name."), ("port", "Give each instance its own port.")):
-        seen: dict[Any, str] = {}
-        for instance in instances:
-            value = instance.get(key)
-            if key == "port":
-                value = (instance.get("address") or "127.0.0.1", str(instance.get("port") or 8000))
-            name = str(instance.get("name") or "")
-            if value in seen:
-                fault = f"is also that of instance '{seen[value]}'"
+    """Two instances of one name, or that would publish one port on addresses that exclude each other."""
+    for number, instance in enumerate(instances):
+        earlier = instances[:number]
+        for key, same, remedy in (
+            ("name", lambda one, other: one.get("name") == other.get("name"), "Give each instance its own name."),
+            ("port", _share_port, "Give each instance its own port."),
+        ):
+            other = next((one for one in earlier if same(one, instance)), None)
+            if other is not None:
+                fault = f"is also that of instance '{other.get('name') or ''}'"
+                name = str(instance.get("name") or "")
                 faults.found.append(InstanceError(name, key, instance.get(key), fault, remedy))
-            seen[value] = name
+
+
+def _share_port(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    addresses = [str(instance.get("address") or "127.0.0.1") for instance in (one, other)]
+    same_port = len({str(instance.get("port") or 8000) for instance in (one, other)}) == 1
+    return same_port and overlaps(*addresses)
+
+
+def bracketed(address: str) -> str:
+    """An address as it stands in a URL: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
 
 
 def _name_host(host: Mapping[str, Any], names: Sequence[str], index: int) -> dict[str, Any]:
@@ -172,7 +185,7 @@ def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
         "served_model_name": instance.get("served_model_name") or instance.get("name"),
         "address": address,
         "port": port,
-        "endpoint": f"http://{address}:{port}",
+        "endpoint": f"http://{bracketed(str(address))}:{port}",
     }
 
 

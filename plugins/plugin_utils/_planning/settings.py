@@ -152,7 +152,8 @@ def read_pins(instance: Mapping[str, Any], release: Release) -> tuple[Pins, list
         argument = release.argument(str(spelled))
         known = argument.name if argument else canonical_name(str(spelled))
         problems = [] if known in forced else check(release, Given(known, value, "engine_args"))
-        errors += [{"variable": f"engine_args.{spelled}", "value": value, "message": problem} for problem in problems]
+        shown = "..." if known in SECRET_ARGUMENTS else value
+        errors += [{"variable": f"engine_args.{spelled}", "value": shown, "message": problem} for problem in problems]
         if known in forced or (argument is not None and not problems):
             values[known] = typed(argument, value)
     extra, faults = _read_extra(instance, release, values)
@@ -204,7 +205,8 @@ def _read_extra(
         )
     values, errors = {}, []
     for given in split_words(release, [str(word) for word in words]):
-        spelled = (given.words or ("",))[0]
+        # A value that is written behind "=" may be a secret.
+        spelled = (given.words or ("",))[0].partition("=")[0]
         problems = [] if given.name in forced_names(instance) else check(release, given)
         if given.name in pinned:
             problems.append(f"{spelled} is in extra_args and in engine_args: keep engine_args.{given.name}")

@@ -29,6 +29,50 @@ def test_a_name_that_would_be_another_path_or_word(name):
         check_instance({**GOOD, "name": name})
 
 
+@pytest.mark.parametrize("name", ["images", "downloads", "jobs", "manifests"])
+def test_a_name_that_is_a_folder_of_the_collection(name):
+    with pytest.raises(InstanceError, match=f"/var/lib/vllm/{name} is a folder of the collection"):
+        check_instance({**GOOD, "name": name})
+
+
+@pytest.mark.parametrize("image", ["--privileged:v0.32.0", "a b:v0.32.0", "vllm:v0.32.0;id", "vllm:v0.32.0@sha256:12"])
+def test_an_image_that_would_be_another_word(image):
+    with pytest.raises(InstanceError, match="is no name of an image"):
+        check_instance({**GOOD, "image": image})
+
+
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai:v0.32.0", "R.example:5000/a/b_c.d:v0.9.0@sha256:" + "0" * 64, "mine:v0.20.0-cu129"]
+)
+def test_an_image_as_it_should_be(image):
+    check_instance({**GOOD, "image": image})
+
+
+@pytest.mark.parametrize("variable", ["served_model_name", "description"])
+def test_a_text_that_would_be_another_line_of_the_unit(variable):
+    check_instance({**GOOD, variable: "Chat, 100 % für alle"})
+    with pytest.raises(InstanceError, match=f"{variable} .* is not one printable line"):
+        check_instance({**GOOD, variable: "chat\nExecStart=/bin/false"})
+
+
+def test_a_block_of_yaml_ends_with_a_line_break():
+    check_instance({**GOOD, "description": "For the support team.\n"})
+
+
+@pytest.mark.parametrize(
+    ("given", "variable"),
+    [
+        ({"engine_args": {"port": 9000}}, "port"),
+        ({"engine_args": {"served-model-name": "a"}}, "served_model_name"),
+        ({"extra_args": ["--host", "0.0.0.0"]}, "address"),
+        ({"extra_args": ["--model=/models/other"]}, "checkpoint"),
+    ],
+)
+def test_what_the_instance_has_a_variable_for(given, variable):
+    with pytest.raises(InstanceError, match=f"Write {variable} of the instance"):
+        check_instance({**GOOD, **given})
+
+
 @pytest.mark.parametrize("port", [0, 70000, -1, "http", 80.5])
 def test_a_port_that_is_none(port):
     with pytest.raises(

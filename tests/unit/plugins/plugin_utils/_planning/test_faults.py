@@ -235,3 +235,26 @@ def test_the_nearest_releases_are_named_first(asked, near):
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "vllm/vllm-openai:nightly"])
 def test_a_tag_that_is_no_version_gets_the_newest_release(image):
     assert unknown_release(image) == ("names no release", "Write the tag of a release, e.g. vllm/vllm-openai:v0.33.0.")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("0.0.0.0", None), (None, "127.0.0.1"), ("::", "10.0.0.7"), ("10.0.0.7", "0.0.0.0")]
+)
+def test_one_port_on_addresses_that_exclude_each_other(first, second):
+    errors, _text = faults_of(named("a", 8000, address=first), named("b", None, address=second))
+    assert errors == [
+        "gpu01: vllm_instances[b].port None is also that of instance 'a'. Give each instance its own port."
+    ]
+
+
+def test_one_port_on_two_addresses():
+    pair = [named("a", 8000, address="10.0.0.7"), named("b", 8000, address="fd00::7")]
+    plans = plan_instances(pair, hosts(2), CHECKPOINTS, ["gpu01"])
+    assert [plan["endpoint"] for plan in plans] == ["http://10.0.0.7:8000", "http://[fd00::7]:8000"]
+
+
+@pytest.mark.parametrize("given", [{"engine_args": {"api_key": "sk-1"}}, {"extra_args": ["--api-key=sk-1"]}])
+def test_a_secret_among_the_arguments_is_refused_and_not_told(given):
+    (planned,) = plan_instances([named("a", 8000, **given)], hosts(2), CHECKPOINTS, ["gpu01"])
+    assert "set vllm_api_key instead" in str(planned["errors"])
+    assert "sk-1" not in str(planned["errors"])
