@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 from ...module_utils import _boot_log_patterns as patterns
@@ -19,7 +20,7 @@ from ...module_utils._boot_log import parse_boot_log
 from .change import propose
 from .context import sharpen
 from .lines import Line, continued, read_lines
-from .signatures import Signature, signatures, told_signatures
+from .signatures import Signature, guesses, signatures, told_signatures, topics
 
 # Lines of one process: a traceback through vLLM, PyTorch and a compiled graph has some eighty.
 _NEAR_ABOVE = 120
@@ -34,18 +35,25 @@ _MAX_EVIDENCE = 400
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed|encountered|hit)|Failed core proc"
     r"|See root cause above|WorkerProc (?:initialization )?failed|Engine process failed to start"
-    r"|leaked \w+ objects|destroy_process_group|Engine loop is not running|died unexpectedly",
+    r"|leaked \w+ objects|destroy_process_group|Engine loop (?:is not running|has died)|died unexpectedly"
+    r"|Engine is (?:already )?dead",
     re.IGNORECASE,
 )
 # A story of more lines than this is a log of something else.
 _LONGEST_STORY = 12
+# A unit's first lines, before the engine has written any.
+_UNIT = re.compile(r"^(?:Start|Stopp?)(?:ing|ed) \S+\.service\b")
 _TROUBLE = re.compile(
     r"fail|error|crash|hang|hung|stuck|stall|loop|deadlock|cannot|can'?t\b|could ?n[o']t|unable|broken|breaks?\b|n't\b"
     r"|\bnot\b|no longer|missing|without|forever|hours|slow|\bfull\b|filling|\btoo\b|invalid|wrong|mismatch|incompatib"
     r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
-    r"|problem|issue|how (?:to|do|can)|\bwhy\b|\bonly\b|\bno\b",
+    r"|problem|issue|\bhow\b|\bwhy\b|\bonly\b|\bno\b|conflict|throw|unknown|\berr\b"
+    r"|\bdead\b|instead of|regression|does \w+ support|\bbad\b",
     re.IGNORECASE,
 )
+# Of the words of a class: one that names it, or two that go with it.
+_TELLING = 3
+_ENDED = re.compile(r"fail|error|crash|abort|\b(?:dead|die[sd]?|died)\b|killed|exit|exception", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _SERVES = re.compile(r"Application startup complete")
 _ENDS = next(pattern for phase, pattern in patterns.PHASES if phase == patterns.FAILED)
@@ -96,15 +104,27 @@ def _best(candidates: list[_Candidate]) -> list[_Candidate]:
 
 def _told(lines: list[Line], context: dict[str, Any]) -> list[dict[str, Any]]:
     """What somebody tells of a failure in a sentence or two. Not of a log: that has its own words."""
-    if any(line.logged or line.harmless for line in lines) or len(lines) > _LONGEST_STORY:
+    if any(line.logged or line.harmless or _UNIT.search(line.text) for line in lines) or len(lines) > _LONGEST_STORY:
         return []
     story = " ".join(line.message for line in lines)
     if not _TROUBLE.search(story):
         return []
     told = [signature for signature in told_signatures() if _match(signature, story)]
-    best = max(told, key=lambda signature: signature.confidence, default=None)
+    best = max(told, key=lambda signature: signature.confidence, default=None) or _guess(story)
     line = next((line for line in lines if best and best.match.search(line.message)), lines[0] if lines else None)
     return [_finding(_Candidate(best, line, {}, best.confidence), context)] if best and line else []
+
+
+def _guess(story: str) -> Signature | None:
+    """The class whose words the story is made of."""
+    weights: dict[str, int] = {}
+    for topic in topics():
+        if topic.words.search(story):
+            weights[topic.failure_class] = weights.get(topic.failure_class, 0) + topic.weight
+    best = max(weights, key=lambda failure_class: weights[failure_class], default=None)
+    if best is not None and weights[best] >= _TELLING:
+        return guesses()[best]
+    return guesses()["other"] if _ENDED.search(story) else None
 
 
 def _candidates(lines: list[Line], serves: bool) -> list[_Candidate]:
@@ -194,23 +214,28 @@ def _continued_messages(lines: list[Line]) -> dict[str, list[int]]:
 
 
 def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
-    """Whether a line close by has it that the same process wrote, or that names no process, as progress bars do."""
-    process, before, after = lines[index].process, 0, 0
-    for line in reversed(lines[:index]):
-        if line.process in (process, None):
-            if near.search(line.text):
-                return True
-            before += 1
-            if before >= _NEAR_ABOVE:
-                break
-    for line in lines[index:]:
-        if line.process in (process, None):
-            if near.search(line.text):
-                return True
-            after += 1
-            if after >= _NEAR_BELOW:
-                break
-    return False
+    """Whether a line close by has it that the same process wrote, or that names no process, as progress bars do.
+
+    Of a paste that was cut, the frames of this process may be gone: then those of another rank count.
+    """
+    process = lines[index].process
+    if _stands_near(near, index, lines, {process, None}):
+        return True
+    if process is None or any(line.frame for line in lines if line.process == process):
+        return False
+    ranks = {line.process for line in lines if line.process and _kind(line.process) == _kind(process)}
+    return _stands_near(near, index, lines, {*ranks})
+
+
+def _kind(process: str) -> str:
+    """What all ranks are called: "VllmWorkerProcess pid=" of "VllmWorkerProcess pid=97"."""
+    return _NUMBER.sub("", process)
+
+
+def _stands_near(near: re.Pattern[str], index: int, lines: list[Line], processes: set[str | None]) -> bool:
+    above = (line for line in reversed(lines[:index]) if line.process in processes)
+    below = (line for line in lines[index:] if line.process in processes)
+    return any(near.search(line.text) for line in chain(islice(above, _NEAR_ABOVE), islice(below, _NEAR_BELOW)))
 
 
 def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:

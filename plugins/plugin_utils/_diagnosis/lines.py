@@ -38,8 +38,8 @@ class Line:
     """One line of the log. number counts from 1; message is the text without process, level, time and place.
 
     process: the label of who wrote it, or None. logged: it had a level or a process before it, or is a part of a
-    traceback, as only logs have it. harmless: it was logged as INFO, DEBUG or WARNING. alarming: it was logged as an
-    error, or raised.
+    traceback, as only logs have it. harmless: it was logged as INFO, DEBUG or WARNING. frame: it is one of a traceback.
+    alarming: it was logged as an error, or raised.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Line:
     phase: str
     logged: bool
     harmless: bool
+    frame: bool
     in_traceback: bool
     exception: bool
     alarming: bool
@@ -91,6 +92,7 @@ def _lines(log: str) -> Iterator[Line]:
         raised = prefix.level in _ALARMING_LEVELS and bool(_RAISED.match(message))
         inside = (left > 0 or raised) and not harmless
         traceback_left[prefix.process] = _traceback_left(left - 1, text, exception)
+        frame = bool(_FRAME.search(text))
         alarm = prefix.level in _ALARMING_LEVELS or bool(_ALARM.search(message))
         yield Line(
             number,
@@ -98,8 +100,9 @@ def _lines(log: str) -> Iterator[Line]:
             message,
             prefix.process,
             phase,
-            logged=bool(prefix.level or prefix.process or inside or _FRAME.search(text)),
+            logged=bool(prefix.level or prefix.process or inside or frame),
             harmless=harmless,
+            frame=frame,
             in_traceback=inside,
             exception=exception,
             alarming=inside or exception or (not harmless and alarm),

@@ -35,6 +35,15 @@ class Signature:
     ladder: str | None
 
 
+@dataclass(frozen=True)
+class Topic:
+    """Words that stories of a class of failure are made of, and how much they tell."""
+
+    failure_class: str
+    words: re.Pattern[str]
+    weight: int
+
+
 @cache
 def signatures() -> tuple[Signature, ...]:
     """Returns how failures show in a line of a log, in the order of the file."""
@@ -47,17 +56,41 @@ def told_signatures() -> tuple[Signature, ...]:
     return _signatures("told")
 
 
+@cache
+def topics() -> tuple[Topic, ...]:
+    """Returns the words by which a class is guessed where no signature is found."""
+    return tuple(
+        Topic(failure_class, _compiled(topic["match"]), topic["weight"])
+        for failure_class, texts in _classes().items()
+        for topic in texts.get("topics", ())
+    )
+
+
+@cache
+def guesses() -> dict[str, Signature]:
+    """Returns what is said of each class where it is only guessed: no change, as too little is known for one."""
+    return {
+        failure_class: _signature(failure_class, {**_shared(texts), "match": "", "confidence": 0.3, "change": None})
+        for failure_class, texts in _classes().items()
+    }
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "signatures.yml").read_text(encoding="utf-8"))
+    return loaded
+
+
 def _signatures(kind: str) -> tuple[Signature, ...]:
-    classes = yaml.safe_load((Path(__file__).parent / "signatures.yml").read_text(encoding="utf-8"))
     return tuple(
         _signature(failure_class, {**_shared(texts), **own})
-        for failure_class, texts in classes.items()
+        for failure_class, texts in _classes().items()
         for own in texts.get(kind, ())
     )
 
 
 def _shared(texts: dict[str, Any]) -> dict[str, Any]:
-    return {name: text for name, text in texts.items() if name not in ("signatures", "told")}
+    return {name: text for name, text in texts.items() if name not in ("signatures", "told", "topics")}
 
 
 def _signature(failure_class: str, fields: dict[str, Any]) -> Signature:
