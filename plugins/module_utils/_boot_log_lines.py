@@ -29,6 +29,9 @@ _PREFIXES = [
         _TIME + r" \S+ [^\s:\[\]]+\[\d+\]: ",
         # Kubernetes, CI
         r"\[?" + _TIME + r"\]?[ \t]+(?:(?:stdout|stderr) [FP] )?(?=\S)",
+        # Google Cloud's and FastChat's collectors: their level is not that of vLLM's line
+        r"(?:DEFAULT|NOTICE|INFO|WARNING|ERROR) " + _TIME + r" \[resource[^\]]*\] ",
+        _TIME + r" \| \w+ +\| std(?:out|err) \| ",
         # torch.distributed and Ray
         r"\[rank\d+\]: ?",
         r"\(raylet(?:, ip=[\d.]+)?\) ",

@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 import time
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,7 +32,9 @@ def bundle_files(files: dict[str, Any], secrets: list[str] | None = None) -> dic
     files: text, or data that becomes JSON, by path. secrets: values to take out wherever they stand. A path that would
     leave the archive is kept within it.
     """
-    cleaned = {_inside(name): _clean(content, secrets or []) for name, content in files.items()}
+    cleaned: dict[str, str] = {}
+    for name, content in files.items():
+        cleaned[_free(_inside(name, secrets or []), cleaned)] = _clean(content, secrets or [])
     contents = "".join(f"{name}\n" for name in sorted(cleaned))
     return {"README": _README + contents, **cleaned}
 
@@ -53,6 +56,12 @@ def _clean(content: Any, secrets: list[str]) -> str:
     return redact_users(redact(text, secrets))
 
 
-def _inside(name: str) -> str:
-    parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", "..", ".")]
-    return redact_users("/".join(parts) or "file")
+def _inside(name: str, secrets: list[str]) -> str:
+    cleaned = redact_users(redact(name, secrets)).replace("\\", "/")
+    parts = [part for part in PurePosixPath(cleaned).parts if part not in ("/", "..", ".")]
+    return "/".join(parts) or "file"
+
+
+def _free(name: str, taken: dict[str, str]) -> str:
+    """Names that differ only in what was taken out of them stay apart."""
+    return next(free for free in chain([name], (f"{name}.{number}" for number in count(2))) if free not in taken)

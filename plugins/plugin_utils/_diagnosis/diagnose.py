@@ -36,7 +36,7 @@ _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed|encountered|hit)|Failed core proc"
     r"|See root cause above|WorkerProc (?:initialization )?failed|Engine process failed to start"
     r"|leaked \w+ objects|destroy_process_group|Engine loop (?:is not running|has died)|died unexpectedly"
-    r"|Engine is (?:already )?dead",
+    r"|Engine is (?:already )?dead|Worker \S+ pid \d+ died|Worker proc \S+ died",
     re.IGNORECASE,
 )
 # A story of more lines than this is a log of something else.
@@ -48,7 +48,8 @@ _TROUBLE = re.compile(
     r"|\bnot\b|no longer|missing|without|forever|hours|slow|\bfull\b|filling|\btoo\b|invalid|wrong|mismatch|incompatib"
     r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
     r"|problem|issue|\bhow\b|\bwhy\b|\bonly\b|\bno\b|conflict|throw|unknown|\berr\b"
-    r"|\bdead\b|instead of|regression|does \w+ support|\bbad\b",
+    r"|\bdead\b|instead of|regression|support|\bbad\b|time.?out"
+    r"|timed|evict|\blow\b|more \w+ (?:\w+ )?than|hour|minutes|uneven|reject|blocked|leak|100 ?%|unexpected",
     re.IGNORECASE,
 )
 # Of the words of a class: one that names it, or two that go with it.

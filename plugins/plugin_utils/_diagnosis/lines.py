@@ -26,6 +26,8 @@ _HARMLESS = re.compile(
     r"|(?:^|\s|\[)[IW]\d{3,4} \d\d:\d\d:\d\d|NCCL INFO|NCCL TRACE"
 )
 _ALARM = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|fatal|NCCL WARN)\b|[Ee]rror\b|core dumped|Killed\b|Aborted\b")
+# What only programs print: the rank before a line, a bar of progress.
+_PRINTED = re.compile(r"^\[rank\d+\]: ?|\d+%\||\d+% Completed \|")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r"File \"[^\"]+\", line \d+|^\s*[\^~]+\s*$")
 _EXCEPTION = re.compile(r"(?:^|[\s\]])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout)\b")
@@ -100,7 +102,7 @@ def _lines(log: str) -> Iterator[Line]:
             message,
             prefix.process,
             phase,
-            logged=bool(prefix.level or prefix.process or inside or frame),
+            logged=bool(prefix.level or prefix.process or inside or frame or _PRINTED.search(text)),
             harmless=harmless,
             frame=frame,
             in_traceback=inside,
