@@ -49,7 +49,7 @@ _TROUBLE = re.compile(
     r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
     r"|problem|issue|\bhow\b|\bwhy\b|\bonly\b|\bno\b|conflict|throw|unknown|\berr\b"
     r"|\bdead\b|instead of|regression|support|\bbad\b|time.?out"
-    r"|timed|evict|\blow\b|more \w+ (?:\w+ )?than|hour|minutes|uneven|reject|blocked|leak|100 ?%|unexpected",
+    r"|timed|evict|\blow\b|more \w+ (?:\w+ )?than|hour|minutes|uneven|reject|blocked|leak|100 ?%|unexpected|terminate|occupied|hold|\bnever\b|\bwait|\?",
     re.IGNORECASE,
 )
 # Of the words of a class: one that names it, or two that go with it.
@@ -86,6 +86,8 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     read = read_lines(log)
     lines, serves = _relevant(read)
     candidates = _weighed(_candidates(lines, serves), lines)
+    if not candidates and len(lines) == 1:
+        candidates = _candidates([replace(lines[0], harmless=False)], serves)
     findings = [_finding(candidate, known) for candidate in _best(candidates)]
     if not findings and not serves:
         findings = _told(read, known) or _unknown(lines)
