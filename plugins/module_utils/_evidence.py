@@ -39,7 +39,7 @@ def secrets_of(instance):
     """The values of the environment file that are secrets, to be taken out of everything that is read."""
     text, _error = _read(os.path.join(instance.configuration, "engine.env"))
     pairs = [line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#")]
-    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+    secret = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "CREDENTIAL", "AUTH")
     return [
         value.strip().strip("'\"")
         for name, value in pairs

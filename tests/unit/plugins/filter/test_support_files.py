@@ -87,3 +87,12 @@ def test_data_becomes_json_without_secrets():
     text = bundle_files({"x.json": {"api_key": SECRET, "port": 8000}})["x.json"]
     assert json.loads(text)["port"] == 8000
     assert SECRET not in text
+
+
+def test_names_of_files_have_no_secrets_and_stay_apart():
+    home = "/" + "home"
+    files = bundle_files(
+        {f"gpu01/{SECRET}/log": "a", f"gpu01/x{SECRET}/log": "b", f"{home}/alice/hf_{'a1' * 10}": "c"}, [SECRET]
+    )
+    assert sorted(files) == ["README", "gpu01/***/log", "gpu01/x***/log", "home/***/***"]
+    assert sorted(bundle_files({f"hf_{'a1' * 10}": "a", f"hf_{'b2' * 10}": "b"})) == ["***", "***.2", "README"]
