@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ._catalogue import serve_args
+from ._catalogue.serve_args import plan_release
 
 # Characters that systemd does not interpret in an unquoted word of ExecStart (systemd.service(5), "COMMAND LINES").
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@")
@@ -63,9 +64,13 @@ def docker_run(
     command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]
     command += ["--env-file", environment_file]
     command += _environment(plan, member)
+    image = image or plan["image"]
     if member and plan["launch"]["method"] == "ray":
-        return [*command, "--entrypoint", "/bin/bash", image or plan["image"], *_ray_command(plan, member, model)]
-    return [*command, image or plan["image"], *_engine_command(plan, member, model)]
+        return [*command, "--entrypoint", "/bin/bash", image, *_ray_command(plan, member, model)]
+    if member and plan_release(dict(plan)).entrypoint != "serve":
+        # Only `vllm serve` knows --headless; images up to v0.13.0 start something else by themselves.
+        return [*command, "--entrypoint", "vllm", image, "serve", *_engine_command(plan, member, model, "serve")]
+    return [*command, image, *_engine_command(plan, member, model)]
 
 
 def all_reduce_run(plan: Mapping[str, Any], folder: str, host: str, image: str = "") -> list[str]:
@@ -170,6 +175,13 @@ def _launch_arguments(plan: Mapping[str, Any], member: Mapping[str, Any] | None)
     launch, rank = plan["launch"], member["rank"]
     if launch["method"] == "ray":
         values: dict[str, Any] = {"distributed_executor_backend": "ray"}
+        if launch["engines_per_host"]:
+            # Ray places the engines: so many on the head, the others where it finds GPUs.
+            values |= {
+                "data_parallel_backend": "ray",
+                "data_parallel_size_local": launch["engines_per_host"],
+                "data_parallel_address": launch["master_addr"],
+            }
     elif launch["engines_per_host"]:
         values = {
             "data_parallel_size_local": launch["engines_per_host"],
@@ -191,7 +203,9 @@ def _launch_arguments(plan: Mapping[str, Any], member: Mapping[str, Any] | None)
 def _ray_command(plan: Mapping[str, Any], member: Mapping[str, Any], model: str) -> list[str]:
     """Words for bash: a script, a name for it, and on the head what it runs in the end."""
     launch = plan["launch"]
-    values = {"port": launch["master_port"], "address": launch["master_addr"], "hosts": len(launch["members"])}
+    address = str(launch["master_addr"])
+    address = f"[{address}]" if ":" in address else address
+    values = {"port": launch["master_port"], "address": address, "hosts": len(launch["members"])}
     if member["rank"]:
         return ["-c", _RAY_WORKER.format(**values), "ray"]
     return ["-c", _RAY_HEAD.format(**values), "ray", "vllm", "serve", *_engine_command(plan, member, model, "serve")]

@@ -11,6 +11,9 @@ from typing import Any
 from .._catalogue import Release
 from .network import MemberError, choose_network, data
 
+OFFICIAL_IMAGE = "/vllm-openai:"
+"""How the name of the official image ends, in whatever registry a copy of it is."""
+
 LAUNCHES = ("auto", "multiprocessing", "ray")
 
 FIRST_PORT = 29000
@@ -28,9 +31,14 @@ def ports_of(port: int, master_port: int | None = None) -> dict[str, int]:
     return {"master_port": master_port or first, "watch_port": first + 1}
 
 
-def method_of(release: Release, asked: str, data_parallel: bool) -> tuple[str, str]:
-    """(multiprocessing or ray, why). Raises MemberError where the release or its image does not have what is asked."""
+def method_of(release: Release, asked: str, data_parallel: bool, image: str = "") -> tuple[str, str]:
+    """(multiprocessing or ray, why). Raises MemberError where the release or its image does not have what is asked.
+
+    image: by its name; of one that is not the official one, nor a copy under its name, only its maker knows what is in
+    it.
+    """
     knows = release.argument("nnodes") is not None
+    own_image = bool(image) and OFFICIAL_IMAGE not in image
     if data_parallel and asked != "ray":
         return "multiprocessing", "each host runs engines of its own (data parallel); rank 0 balances over all"
     if asked == "multiprocessing" and not knows:
@@ -38,8 +46,16 @@ def method_of(release: Release, asked: str, data_parallel: bool) -> tuple[str, s
         raise MemberError("launch", asked, f"needs --nnodes, which vLLM {release} does not have", remedy)
     if asked != "ray" and knows:
         return "multiprocessing", f"vLLM {release} connects hosts by itself (--nnodes); Ray is not needed"
+    if asked == "ray" and data_parallel and release.argument("data_parallel_backend") is None:
+        remedy = "Take a release from v0.9.1 on, or leave launch out."
+        raise MemberError("launch", asked, f"is not for data parallel engines in vLLM {release}", remedy)
+    if asked == "ray" and own_image:
+        return "ray", "launch is ray; the image is your own and must have Ray in it"
     if not release.has_ray:
-        remedy = "Take launch: multiprocessing, a release up to v0.17.1, or an image of your own with Ray in it."
+        remedy = (
+            "Take launch: multiprocessing, a release up to v0.17.1, or an image of your own with Ray in it, "
+            f"under a name that does not end with {OFFICIAL_IMAGE.rstrip(':')}."
+        )
         raise MemberError("launch", asked, f"needs Ray, which the image of vLLM {release} does not have", remedy)
     reason = "launch is ray" if asked == "ray" else f"vLLM {release} has no --nnodes (from v0.11.1 on)"
     return "ray", f"{reason}; its image has Ray"
@@ -61,7 +77,8 @@ def describe_launch(
     """
     hosts = list(instance["span"])
     engines = int((planned.get("parallel") or {}).get("data_parallel_size") or 1)
-    method, why = method_of(release, str(instance.get("launch") or "auto"), engines > 1)
+    asked, image = str(instance.get("launch") or "auto"), str(instance.get("image") or "")
+    method, why = method_of(release, asked, engines > 1, image)
     known = all(facts.get(host) for host in hosts)
     members, reason = [{"host": host, "interface": None, "address": None, "speed_mbps": None} for host in hosts], ""
     if known:

@@ -53,6 +53,7 @@ class Model:
             settings.quantization,
             settings.dtype,
             least_capability(layout.gpus),
+            settings.layer_partition,
         )
         return self._once(key, lambda: self._weights(layout, settings))
 
@@ -67,6 +68,7 @@ class Model:
             quantization=settings.quantization,
             dtype=settings.dtype,
             compute_capability=least_capability(layout.gpus),
+            layer_partition=settings.layer_partition,
         )
         source = "unverified" if self.unverified else "calibrated"
         found = [Estimate(stage.value, stage.low, stage.high, source) for stage in stages]
@@ -85,6 +87,7 @@ class Model:
             settings.max_num_batched_tokens,
             settings.dtype,
             settings.cache,
+            settings.layer_partition,
         )
         return self._once(key, lambda: self._kv(layout, settings))
 
@@ -99,6 +102,7 @@ class Model:
             max_model_len=settings.max_model_len,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             dtype=settings.dtype,
+            layer_partition=settings.layer_partition,
             **vars(settings.cache),
         )
 

@@ -27,7 +27,7 @@ from .hosts import Host, read_hosts
 from .kv_cache import is_described
 from .quantization import Precision, choose_precision
 from .receipts import read_receipt
-from .settings import CONTEXT_WITHOUT_WORKLOAD, Pins, Workload, read_pins, read_workload
+from .settings import CONTEXT_WITHOUT_WORKLOAD, Pins, Workload, read_partition, read_pins, read_workload
 
 POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward", "rerank", "pooling"}
 
@@ -92,6 +92,8 @@ class Case:
     errors: tuple[Mapping[str, Any], ...]
     checkpoint_name: str
     warnings: tuple[str, ...] = ()
+    layer_partition: tuple[int, ...] = ()
+    """The layers on each pipeline stage, where the environment fixes them."""
     set_aside: tuple[Host, ...] = ()
     """The hosts with all their cards, where some are not planned with for their lower precision."""
 
@@ -178,11 +180,13 @@ def read_case(instance: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -
     workload = faults.attempt(read_workload, instance)
     read = faults.attempt(read_hosts, hosts, instance)
     headroom_mib = faults.attempt(_headroom, instance, name)
+    partition = faults.attempt(read_partition, instance)
     pins, errors = (faults.attempt(read_pins, instance, release) if release else None) or (Pins({}, {}, name), [])
     if faults.found:
         faults.found += [refused_pin(name, error) for error in errors]
         faults.refuse()
-    return _case(instance, name, release, checkpoint, workload, read, headroom_mib, pins, errors)
+    case = _case(instance, name, release, checkpoint, workload, read, headroom_mib, pins, errors)
+    return replace(case, layer_partition=partition) if partition else case
 
 
 def read_checkpoint(instance: Mapping[str, Any], name: str) -> Mapping[str, Any]:

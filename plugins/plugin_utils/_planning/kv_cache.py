@@ -249,6 +249,7 @@ def kv_cache_layout(
     num_speculative_tokens: int = 0,
     async_scheduling: bool = True,
     mamba_ssm_cache_dtype: str | None = None,
+    layer_partition: Sequence[int] = (),
 ) -> KVCacheLayout:
     """The layout of a checkpoint's KV cache on each GPU.
 
@@ -259,6 +260,7 @@ def kv_cache_layout(
         enable_prefix_caching, disable_hybrid_kv_cache_manager, async_scheduling, mamba_ssm_cache_dtype: vLLM's
         arguments of these names; None: vLLM's default (2048 for max_num_batched_tokens, which counts only for windows).
         num_speculative_tokens: of the speculative configuration; states are kept for each of them.
+        layer_partition: the layers on each stage, where the environment fixes them (VLLM_PP_LAYER_PARTITION).
     Raises: ValueError for a dtype or a release that is unknown.
     """
     rules = rules_of(release)
@@ -279,7 +281,7 @@ def kv_cache_layout(
         options = replace(options, state_bytes=dtype_bytes(str(mamba_ssm_cache_dtype)))
     layers = layer_sequence(checkpoint)
     options = _aligned_to_states(layers, options)
-    stages = stage_slices(len(layers), pipeline_parallel_size)
+    stages = stage_slices(len(layers), pipeline_parallel_size, layer_partition)
     placed = [
         (stage, cache)
         for stage, indices in enumerate(stages)

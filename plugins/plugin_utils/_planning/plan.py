@@ -18,6 +18,7 @@ from .hosts import cards_without_memory
 from .overhead import coefficients
 from .parallelism import LARGEST_DIVISION, division_faults, divisors
 from .search import Choice, choose, with_receipt
+from .settings import PARTITION
 from .shape import stage_slices
 from .span_layouts import span_rules
 from .verdicts import FITTING
@@ -182,6 +183,18 @@ def division_rules(case: Case) -> list[str]:
     layers = case.shape.num_layers
     if pipeline and layers and pipeline > layers:
         rules.append(f"pipeline_parallel_size {pipeline}: the model has {layers} layers; 1 to {layers} divide them")
+    return rules + partition_rules(case)
+
+
+def partition_rules(case: Case) -> list[str]:
+    """What vLLM refuses of VLLM_PP_LAYER_PARTITION (vllm/distributed/utils.py, get_pp_indices)."""
+    parts, layers = case.layer_partition, case.shape.num_layers
+    told = f"{PARTITION} {','.join(map(str, parts))}"
+    rules = []
+    if parts and layers and sum(parts) != layers:
+        rules.append(f"{told}: the model has {layers} layers, not {sum(parts)}")
+    if parts and (case.pins.integer("pipeline_parallel_size") or 1) != len(parts):
+        rules.append(f"{told}: it is for {len(parts)} stages; pin engine_args.pipeline_parallel_size to {len(parts)}")
     return rules
 
 
@@ -271,7 +284,7 @@ def _describe_stage(choice: Choice, stage: int) -> Mapping[str, Any]:
     stages, count = choice.start.layout.pipeline_parallel_size, choice.start.model.shape.num_layers
     if stages == 1:
         return {}
-    layers = stage_slices(count, stages)[stage]
+    layers = stage_slices(count, stages, choice.start.settings.layer_partition)[stage]
     return {"stage": stage, "layers": f"{layers.start}-{layers.stop - 1}"}
 
 

@@ -216,6 +216,7 @@ def base_settings(case: Case, goal: Goal, sequences: int, tokens: int) -> Settin
         cpu_offload_bytes=int((pins.number("cpu_offload_gb") or 0) * 2**30),
         num_gpu_blocks_override=pins.integer("num_gpu_blocks_override"),
         cache=cache_switches(pins),
+        layer_partition=case.layer_partition,
     )
 
 

@@ -26,6 +26,8 @@ CONTEXT_WITHOUT_WORKLOAD = 32768
 SUFFIXES = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """vllm/engine/arg_utils.py, human_readable_int: small letters are decimal, large ones binary."""
 
+PARTITION = "VLLM_PP_LAYER_PARTITION"
+
 WHOLE_NUMBERS = ("int", "int_human", "int_human_or_auto")
 
 SPECIAL_VALUES = {None, "", "None", "auto"}
@@ -79,6 +81,8 @@ class Settings:
     cpu_offload_bytes: int
     num_gpu_blocks_override: int | None
     cache: CacheSwitches
+    layer_partition: tuple[int, ...] = ()
+    """The layers on each pipeline stage, where the environment fixes them."""
 
 
 def human_integer(value: object) -> int:
@@ -184,6 +188,17 @@ def cache_switches(pins: Pins) -> CacheSwitches:
         async_scheduling=pins.flag("async_scheduling") is not False,
         mamba_ssm_cache_dtype=pins.text("mamba_ssm_cache_dtype"),
     )
+
+
+def read_partition(instance: Mapping[str, Any]) -> tuple[int, ...]:
+    """VLLM_PP_LAYER_PARTITION of the environment (vllm/distributed/utils.py, get_pp_indices): the layers on each
+    pipeline stage; empty where vLLM divides them. Raises InstanceError for what are no numbers."""
+    text = str((instance.get("environment") or {}).get(PARTITION) or "")
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() for part in parts):
+        name, fault = str(instance.get("name") or ""), "is not the number of layers of each stage"
+        raise InstanceError(name, f"environment.{PARTITION}", text, fault, 'Write e.g. "30,50", or leave it out.')
+    return tuple(map(int, parts))
 
 
 def forced_names(instance: Mapping[str, Any]) -> set[str]:

@@ -9,6 +9,7 @@ Works on the normal form of a checkpoint (``plugins/module_utils/_checkpoint.py`
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -44,10 +45,11 @@ def stage_sizes(num_layers: int, pipeline_parallel_size: int) -> list[int]:
     return sizes
 
 
-def stage_slices(num_layers: int, pipeline_parallel_size: int) -> list[range]:
-    """The layer indices of each pipeline stage."""
+def stage_slices(num_layers: int, pipeline_parallel_size: int, partition: Sequence[int] = ()) -> list[range]:
+    """The layer indices of each pipeline stage. partition: the layers on each, where VLLM_PP_LAYER_PARTITION says."""
     slices, start = [], 0
-    for size in stage_sizes(num_layers, pipeline_parallel_size):
+    given = len(partition) == pipeline_parallel_size
+    for size in partition if given else stage_sizes(num_layers, pipeline_parallel_size):
         slices.append(range(start, start + size))
         start += size
     return slices

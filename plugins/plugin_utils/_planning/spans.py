@@ -10,13 +10,15 @@ and in the order of their names, so that each member computes the same.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._catalogue import UnknownRelease
 from .._catalogue import release as find_release
-from .._members import LAUNCHES, MemberError, check_members, check_reach, describe_launch
+from .._catalogue.releases import canonical_name
+from .._members import LAUNCHES, MemberError, check_members, check_reach, describe_launch, ports_of
 from .errors import Faults, InstanceError
 from .fleet import check_unique, plan_instances, reserve
 from .verdicts import FITTING
@@ -30,6 +32,8 @@ MEMBERS = "members: "
 LAUNCH_PINS = ("master_addr", "master_port")
 """Arguments of the launch that may be pinned: the plan's launch holds them, not its arguments."""
 
+DEFAULT_PORT = 8000
+
 PINS_OF_THE_SPAN = (
     "nnodes",
     "node_rank",
@@ -39,6 +43,7 @@ PINS_OF_THE_SPAN = (
     "data_parallel_rank",
     "data_parallel_address",
     "data_parallel_rpc_port",
+    "data_parallel_backend",
     "distributed_executor_backend",
 )
 """Arguments that follow from the span, differently on each member."""
@@ -155,7 +160,52 @@ def _check_members(members: Mapping[str, Member], groups: Mapping[str, Sequence[
         for instance in told["instances"]:
             faults.attempt(_check_entry, host, instance, members, groups)
         check_unique(told["instances"], faults)
+    _check_ports(members, groups, faults)
     faults.refuse()
+
+
+def _check_ports(members: Mapping[str, Member], groups: Mapping[str, Sequence[str]], faults: Faults) -> None:
+    """Engines that share a host share its ports, also those on which members meet: they use the host's network."""
+    for host, told in sorted(members.items()):
+        launch: dict[int, str] = {}
+        asked = {
+            str(instance.get("name") or ""): instance.get("port") or DEFAULT_PORT for instance in told["instances"]
+        }
+        listening = [item for instance in told["instances"] for item in _ports_on(host, instance, groups)]
+        for name, what, port in sorted(listening, key=lambda item: item[1] == "port"):
+            if port in launch:
+                fault = f"gives it {port} as its {what}, which {launch[port]} has"
+                remedy = (
+                    "Choose another port: those between the members follow from it, or from engine_args.master_port."
+                )
+                faults.found.append(InstanceError(name, "port", asked[name], fault, remedy, [host]))
+            # Endpoints are compared with each other elsewhere, with their addresses.
+            if what != "port":
+                launch.setdefault(port, f"{name} ({what})")
+
+
+def _ports_on(
+    host: str, instance: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str, int]]:
+    """Name, kind and number of the ports that an instance listens on."""
+    hosts, name = _readable_span(instance, groups), str(instance.get("name") or "")
+    with contextlib.suppress(TypeError, ValueError):
+        port = int(instance.get("port") or DEFAULT_PORT)
+        pins = {canonical_name(str(key)): value for key, value in (instance.get("engine_args") or {}).items()}
+        ports = ports_of(port, int(pins.get("master_port") or 0))
+        if host in hosts:
+            yield name, "watch_port", ports["watch_port"]
+        if host in hosts[:1]:
+            yield name, "master_port", ports["master_port"]
+        if host in hosts[:1] or not hosts:
+            yield name, "port", port
+
+
+def _readable_span(instance: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    try:
+        return span_of(instance, groups)
+    except InstanceError:
+        return []
 
 
 def _check_entry(
@@ -173,6 +223,7 @@ def _check_entry(
         remedy = "Write an instance with a span of its own for each."
         raise InstanceError(name, "replicas", "...", "and span exclude each other", remedy, where)
     _check_pins(name, instance, where)
+    _check_words(name, instance, where)
     for other in hosts:
         _check_other(host, other, instance, members.get(other))
 
@@ -188,6 +239,18 @@ def _check_pins(name: str, instance: Mapping[str, Any], where: Sequence[str]) ->
     if launch not in (None, *LAUNCHES):
         remedy = f"Write one of {', '.join(LAUNCHES)}."
         raise InstanceError(name, "launch", launch, "is not known", remedy, where)
+
+
+def _check_words(name: str, instance: Mapping[str, Any], where: Sequence[str]) -> None:
+    """The same arguments among the raw words, which would stand on the command line beside the plan's."""
+    words = instance.get("extra_args") or ()
+    for word in words if isinstance(words, (list, tuple)) else ():
+        pin = canonical_name(str(word).partition("=")[0]) if str(word).startswith("--") else ""
+        if pin in PINS_OF_THE_SPAN:
+            fault, remedy = "follows from span", "Leave it out; the plan sets it on each member."
+            raise InstanceError(name, "extra_args", word, fault, remedy, where)
+        if pin in LAUNCH_PINS:
+            raise InstanceError(name, "extra_args", word, "is one of the plan", f"Set engine_args.{pin}.", where)
 
 
 def _check_other(host: str, other: str, instance: Mapping[str, Any], told: Member | None) -> None:

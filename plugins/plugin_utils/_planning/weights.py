@@ -11,7 +11,7 @@ allocator's figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,7 @@ def weights_per_gpu(
     quantization: str | None = None,
     dtype: str | None = None,
     compute_capability: str | None = None,
+    layer_partition: Sequence[int] = (),
 ) -> list[WeightBytes]:
     """Bytes of weights on a GPU of each pipeline stage.
 
@@ -96,6 +97,7 @@ def weights_per_gpu(
         quantization: vLLM's pin of that name (``fp8`` quantises a 16-bit checkpoint at load).
         dtype: vLLM's pin of that name; None is ``auto``.
         compute_capability: of the card (``9.0``): 4-bit kernels pad by card. None: the largest padding.
+        layer_partition: the layers on each stage, where the environment fixes them (VLLM_PP_LAYER_PARTITION).
     Returns: one WeightBytes per pipeline stage.
     Raises: ValueError for a dtype or a release that is unknown.
     """
@@ -114,7 +116,7 @@ def weights_per_gpu(
     layers = {id(run["tensors"]): run["tensors"] for run in checkpoint["layers"]}
     size_of = {key: _layer_bytes(tensors, loading) for key, tensors in layers.items()}
     sizes = [size_of[id(run["tensors"])] for run in checkpoint["layers"] for _layer in range(run["count"])]
-    stages = stage_slices(len(sizes), pipeline_parallel_size)
+    stages = stage_slices(len(sizes), pipeline_parallel_size, layer_partition)
     rotary = _rotary_bytes(checkpoint, loading)
     uncertainty = _uncertainty(checkpoint, loading)
     result = []

@@ -77,6 +77,41 @@ def test_the_layers_of_each_stage_stand_in_the_budget():
     ]
 
 
+def test_layers_left_over_go_to_the_stages_before_the_last():
+    three = instance(span=["a", "b", "c"], engine_args=PAIRS)
+    (plan,) = planned(fleet([three], ("H100",) * 3, (2, 2, 2), names=("a", "b", "c")))
+    assert [item["layers"] for item in plan["budget"][::2]] == ["0-26", "27-53", "54-79"]
+
+
+def test_the_environment_divides_the_layers_and_the_fullest_stage_counts():
+    pins = {**PAIRS, "pipeline_parallel_size": 2}
+    (even,) = planned(fleet([instance(engine_args=pins)]))
+    (plan,) = planned(fleet([instance(engine_args=pins, environment={"VLLM_PP_LAYER_PARTITION": "30,50"})]))
+    first, last = plan["budget"][0], plan["budget"][-1]
+    assert (first["layers"], last["layers"]) == ("0-29", "30-79")
+    assert first["weights_gib"]["value"] < even["budget"][0]["weights_gib"]["value"] < last["weights_gib"]["value"]
+    # 50 layers of 8 heads x 128 values x 2 (keys, values) x 2 bytes, halved by TP.
+    bytes_per_token = 50 * 8 * 128 * 2 * 2 // 2
+    assert plan["kv"]["tokens"] == pytest.approx(last["kv_pool_gib"]["value"] * 2**30 / bytes_per_token, rel=0.001)
+    assert plan["kv"]["tokens"] < even["kv"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("partition", "stages", "told"),
+    [
+        ("30,51", 2, "the model has 80 layers, not 81"),
+        ("40,40", None, "it is for 2 stages; pin engine_args.pipeline_parallel_size to 2"),
+        ("20,20,20,20", 2, "it is for 4 stages"),
+    ],
+)
+def test_a_partition_that_vllm_refuses_is_refused(partition, stages, told):
+    pins = {"pipeline_parallel_size": stages} if stages else {}
+    entry = instance(engine_args=pins, environment={"VLLM_PP_LAYER_PARTITION": partition})
+    (plan,) = planned(fleet([entry]))
+    assert plan["verdict"] == "unsupported"
+    assert any(told in need for need in plan["needs"])
+
+
 def test_no_more_gpus_than_the_promise_needs():
     (plan,) = planned(fleet([instance(workload={"context": 4096, "sequences": 4})], model="Qwen3-8B"))
     assert (plan["parallel"]["tensor_parallel_size"], plan["parallel"]["pipeline_parallel_size"]) == (1, 2)
@@ -162,12 +197,38 @@ def test_a_group_is_its_hosts_in_the_order_of_the_inventory():
         ({"launch": "multiprocessing", "image": "vllm/vllm-openai:v0.10.2"}, "needs --nnodes"),
         ({"span_interface": "eth7"}, "is not there, or not up, on a"),
         ({"replica_of": "big"}, "and span exclude each other"),
+        ({"extra_args": ["--node-rank=1"]}, "extra_args '--node-rank=1' follows from span"),
+        ({"extra_args": ["--master-port", "31000"]}, "Set engine_args.master_port"),
+        ({"engine_args": {"master_port": 8000}}, "port 8000 gives it 8000 as its port, which big (master_port) has"),
+        (
+            {"launch": "ray", "image": "vllm/vllm-openai:v0.9.0", "engine_args": {"data_parallel_size": 2}},
+            "launch 'ray' is not for data parallel engines in vLLM v0.9.0",
+        ),
+        ({"environment": {"VLLM_PP_LAYER_PARTITION": "a,b"}}, "is not the number of layers of each stage"),
     ],
 )
 def test_what_is_wrong_is_said(entry, told):
     with pytest.raises(InstanceError, match=".*") as error:
         planned(fleet([instance(**entry)]))
     assert told in "\n".join(map(str, error.value.errors))
+
+
+def test_engines_of_one_host_never_meet_on_one_port():
+    members = fleet([instance(), instance(name="other", port=8500)], model="Qwen3-8B")
+    with pytest.raises(
+        InstanceError, match=r"a: .*port 8500 gives it 29000 as its master_port, which big .master_port"
+    ):
+        planned(members)
+    own = {"name": "own", "image": "vllm/vllm-openai:v0.32.0", "checkpoint": PATH, "port": 29001}
+    with pytest.raises(InstanceError, match=r"b: .*port 29001 gives it 29001 as its port, which big .watch_port. has"):
+        planned(fleet([[instance()], [instance(), own]], model="Qwen3-8B"))
+
+
+def test_endpoints_of_two_pairs_are_each_others_business():
+    # Rank 0 alone serves: its port is free on the others.
+    own = {"name": "own", "image": "vllm/vllm-openai:v0.32.0", "checkpoint": PATH, "port": 29000}
+    plans = planned(fleet([[instance()], [instance(), own]], model="Qwen3-8B"), name="b")
+    assert [plan["name"] for plan in plans] == ["big", "own"]
 
 
 def test_members_whose_entries_differ_are_refused():
@@ -193,6 +254,47 @@ def test_hosts_are_connected_by_multiprocessing_where_the_release_can():
     assert "--network host" in first and "--publish" not in first
     assert "--env VLLM_HOST_IP=10.0.0.2" in second
     assert "/dev/infiniband" not in first
+
+
+@pytest.mark.parametrize("release", ["0.11.1", "0.13.0"])
+def test_members_of_images_that_start_no_vllm_serve_start_it(release):
+    (plan,) = planned(fleet([instance(image=f"vllm/vllm-openai:v{release}")]))
+    for name in "ab":
+        command = docker_run(plan, "/env", "/cache", name)
+        after = command[command.index("--entrypoint") :]
+        assert after[1:5] == ["vllm", f"vllm/vllm-openai:v{release}", "serve", "/models/m"]
+    assert command[-1] == "--headless"
+
+
+@pytest.mark.parametrize("release", ["0.9.0", "0.10.2", "0.32.0"])
+def test_data_parallel_engines_over_hosts_in_every_release(release):
+    entry = instance(image=f"vllm/vllm-openai:v{release}", engine_args={"data_parallel_size": 2})
+    (plan,) = planned(fleet([entry], model="Mixtral-8x7B"))
+    command = " ".join(docker_run(plan, "/env", "/cache", "b"))
+    assert plan["launch"]["method"] == "multiprocessing"
+    assert "--data-parallel-size 2 " in command and "--data-parallel-start-rank 1 --headless" in command
+
+
+def test_ray_places_data_parallel_engines():
+    entry = instance(image="vllm/vllm-openai:v0.17.1", launch="ray", engine_args={"data_parallel_size": 2})
+    (plan,) = planned(fleet([entry], model="Mixtral-8x7B"))
+    head = " ".join(docker_run(plan, "/env", "/cache", "a"))
+    assert "--data-parallel-backend ray --data-parallel-size-local 1 --data-parallel-address 10.0.0.1" in head
+
+
+def test_an_image_of_ones_own_may_have_ray():
+    (plan,) = planned(fleet([instance(launch="ray", image="registry.local/vllm-ray:v0.32.0")]))
+    assert plan["launch"]["method"] == "ray" and "your own" in plan["launch"]["why"]
+    with pytest.raises(InstanceError, match="needs Ray, which the image of vLLM v0.32.0 does not have"):
+        planned(fleet([instance(launch="ray", image="mirror.local/vllm/vllm-openai:v0.32.0")]))
+
+
+def test_ray_is_told_an_ipv6_address_in_brackets():
+    members = fleet([instance(image="vllm/vllm-openai:v0.10.2")])
+    for number, member in enumerate(members.values(), 1):
+        member["network"]["interfaces"][1]["addresses"] = [{"address": f"fd00::{number}", "prefix": 64}]
+    (plan,) = planned(members)
+    assert "--address [fd00::1]:29000" in docker_run(plan, "/env", "/cache", "b")[-2]
 
 
 def test_older_releases_are_connected_by_ray():
