@@ -13,7 +13,7 @@ import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
-from ..plugin_utils._variables import Fault, faults_of, slips
+from ..plugin_utils._variables import SECRET, Fault, faults_of, slips
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PREFIX = "vllm_"
@@ -54,8 +54,16 @@ class ActionModule(ActionBase):
             try:
                 given[name] = self._templar.template(variables[name])
             except AnsibleError as error:
-                faults.append(Fault(name, f"cannot be worked out: {' '.join(str(error).split())}", "Define it."))
+                faults.append(_not_worked_out(name, error))
         return given, faults
+
+
+def _not_worked_out(name: str, error: AnsibleError) -> Fault:
+    """Ansible's message holds the text, which may be a secret with braces in it."""
+    if SECRET.search(name):
+        remedy = "Keep it in a vault, or write !unsafe before it if the braces are part of it."
+        return Fault(name, "cannot be worked out: its value is taken for a template", remedy)
+    return Fault(name, f"cannot be worked out: {' '.join(str(error).split())}", "Define it.")
 
 
 def _options(role: str, entry_point: str) -> Mapping[str, Any]:

@@ -338,21 +338,46 @@ def _beside(path, kind):
     return [entry for entry in found if os.path.isdir(entry) and not entry.endswith(SUFFIX)]
 
 
-def restore(path):
-    """Puts the checkpoint that was replaced last in its place again; returns whether there was one.
+def restore(path, digest=None):
+    """Puts the checkpoint that was replaced last, or the one with that manifest, in its place again.
 
-    The one that had replaced it becomes a partial copy with nothing missing, so that it can be had again at once.
+    Returns: whether that changed anything. The one that had replaced it becomes a partial copy with nothing missing, so
+    that it can be had again at once.
+    Raises: JobError where the one with that manifest is not kept.
     """
-    previous = next(iter(previous_of(path)), None)
-    if previous is None:
+    if not would_restore(path, digest):
         return False
-    old, new = read_record(previous), read_record(path)
+    previous, new = _kept(path, digest), read_record(path)
+    old = read_record(previous)
     aside = "{}.partial-{}".format(path, (new["digest"] or "unknown")[:12])
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside != previous:
+        shutil.rmtree(aside, ignore_errors=True)
+    write_record(dict(new, path=aside))
     _take_place(previous, path, aside)
     remove_record(previous)
     write_record(dict(old, path=path))
     return True
+
+
+def would_restore(path, digest=None):
+    """Whether restore() would change anything. Raises what that raises."""
+    if digest and read_record(path)["digest"] == digest:
+        return False
+    return _kept(path, digest) is not None
+
+
+def _kept(path, digest):
+    """The directory that keeps what is asked for, or None where nothing is asked for and nothing was replaced."""
+    if not digest:
+        return next(iter(previous_of(path)), None)
+    for directory in previous_of(path) + _beside(path, "partial"):
+        if read_record(directory)["digest"] == digest:
+            return directory
+    raise JobError(
+        f"{path} is not the checkpoint of that release (manifest {digest[:12]}), which is not kept beside it either. "
+        "Nothing was changed.",
+        f"ls -d {path}*; then deploy with the checkpoint_source of that time",
+    )
 
 
 def prune(path):

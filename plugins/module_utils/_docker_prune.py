@@ -12,8 +12,12 @@ import re
 from . import _docker_image as images
 from ._docker_engine import DockerError
 
-# The plan that runs, and those to which a rollback returns.
-PLANS = ("/etc/vllm/*/plan.json", "/var/lib/vllm/*/releases/*/plan.json")
+# The plan that runs, those to which a rollback returns, and the IDs of their images.
+PLANS = (
+    "/etc/vllm/*/plan.json",
+    "/var/lib/vllm/*/releases/*/plan.json",
+    "/var/lib/vllm/*/releases/*/release.json",
+)
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 

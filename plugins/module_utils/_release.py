@@ -314,13 +314,14 @@ def restore(instance, number=None, why="", check=False, unproven=False):
     """Go back to a release: without number to the last that served before the current one.
 
     With unproven, only from a release that is still deploying; any other stays.
-    Returns {"changed", "restored" (its number, or None where there is none to go back to), "restart", "plan"}. Without
+    Returns {"changed", "restored" (its number, or None where there is none to go back to), "restart", "plan",
+    "replaced" (number of the release that was in use), "image_id", "model_manifest" (what it served with)}. Without
     number the key that a release still deploying brought is undone, too. Who went back already stays there.
     """
     releases, current = read_releases(instance), current_release(instance)
     stays = ("restored", "served") if unproven else ("restored",)
     if number is None and current and current["state"] in stays:
-        return _restored(instance, current["number"], changed=False)
+        return _restored(instance, current, current, changed=False)
     undo = number is None
     number = current["previous"] if undo and current else number
     if number is None:
@@ -329,7 +330,7 @@ def restore(instance, number=None, why="", check=False, unproven=False):
         raise ReleaseError(_not_there(instance, number, releases))
     if not check:
         _go_back(instance, current, releases[number], undo, why)
-    return _restored(instance, number, changed=True)
+    return _restored(instance, releases[number], current, changed=True)
 
 
 def _go_back(instance, current, target, undo, why):
@@ -340,7 +341,7 @@ def _go_back(instance, current, target, undo, why):
         write(instance.environment, before, 0o600)
     _write_record(instance, target, state="restored")
     if current and current["number"] != target["number"]:
-        if current["state"] == "deploying":
+        if current["state"] in ("deploying", "restored"):
             _write_record(instance, current, state="failed", failure=why)
         _note(instance, current, "rolled back", why)
     _point_to(instance, target["number"])
@@ -353,9 +354,12 @@ def _texts(instance, number):
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _restored(instance, number, changed):
+def _restored(instance, release, current, changed):
+    number = release["number"]
     plan = json.loads(read_text(os.path.join(instance.folder(number), "plan.json")) or "null")
-    return {"changed": changed, "restored": number, "restart": True, "plan": plan}
+    told = {"changed": changed, "restored": number, "restart": True, "plan": plan}
+    told["replaced"] = current["number"] if current else None
+    return dict(told, **{name: release.get(name) for name in ("image_id", "model_manifest")})
 
 
 def _nothing_to_restore(instance, current, why, check):
@@ -363,7 +367,8 @@ def _nothing_to_restore(instance, current, why, check):
     if changed and not check:
         _write_record(instance, current, state="failed", failure=why)
         _note(instance, current, "failed", why)
-    return {"changed": changed, "restored": None, "restart": False, "plan": None}
+    nothing = dict.fromkeys(("restored", "plan", "replaced", "image_id", "model_manifest"))
+    return dict(nothing, changed=changed, restart=False)
 
 
 def _not_there(instance, number, releases):

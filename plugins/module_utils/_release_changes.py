@@ -57,9 +57,9 @@ def command_settings(unit):
 
 
 def unit_settings(unit):
-    """{setting: value} of the unit beside ExecStart."""
+    """{setting: value} of the unit beside what it runs to start: of that, the image's ID is told as such."""
     lines = _logical_lines(unit or "")
-    return {key: " ".join(parts) for key, parts in lines.items() if key != "ExecStart"}
+    return {key: " ".join(parts) for key, parts in lines.items() if key not in ("ExecStart", "ExecStartPre")}
 
 
 def _logical_lines(unit):

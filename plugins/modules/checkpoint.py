@@ -43,7 +43,7 @@ options:
     description:
       - V(present) has the checkpoint at O(path).
       - V(described) changes nothing and describes the checkpoint as it will be, for planning.
-      - V(restored) puts the checkpoint that was replaced last in its place again.
+      - V(restored) puts the checkpoint that was replaced last in its place again, or that with the manifest O(digest).
       - V(pruned) removes replaced checkpoints and partial copies.
     type: str
     choices: [present, described, restored, pruned]
@@ -52,6 +52,11 @@ options:
     description: With an empty O(source), hash the checkpoint once, so that RV(checkpoint.manifest_digest) is known.
     type: bool
     default: false
+  digest:
+    description:
+      - With O(state=restored), which checkpoint comes back, as RV(checkpoint.manifest_digest). One that is in place
+        stays; one that is not kept beside it is an error.
+    type: str
   manifest:
     description: Manifest of the checkpoint where it comes from, as M(gpufleet.vllm.checkpoint_source) returns it.
     type: dict
@@ -202,7 +207,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils import _checkpoint_host as checkpoints
 from ..module_utils._checkpoint_host import SOURCE
 from ..module_utils._checkpoint_manifest import state_folder
-from ..module_utils._checkpoint_place import prune, refuse_incomplete, restore
+from ..module_utils._checkpoint_place import prune, refuse_incomplete, restore, would_restore
 from ..module_utils._job import JobError, attend
 from ..module_utils._transfer import addresses, withdraw
 
@@ -245,9 +250,10 @@ class Task:
         return {"changed": bool(removed), "removed": removed, **self._facts()}
 
     def _restored(self):
+        digest = self.options["digest"]
         if self.module.check_mode:
-            return {"changed": bool(checkpoints.previous_of(self.path)), **self._facts()}
-        return {"changed": restore(self.path), **self._facts()}
+            return {"changed": would_restore(self.path, digest), **self._facts()}
+        return {"changed": restore(self.path, digest), **self._facts()}
 
     def _described(self):
         """The description says where the checkpoint will be, not where it was read."""
@@ -388,6 +394,7 @@ def main():
                 "default": "present",
             },
             "verify": {"type": "bool", "default": False},
+            "digest": {"type": "str"},
             "manifest": {"type": "dict"},
             "offer": {"type": "dict", "options": OFFER},
             "hub_python": {"type": "path"},

@@ -199,6 +199,18 @@ plan:
   description: The plan that is in use again.
   returned: with O(state=restored)
   type: dict
+replaced:
+  description: Number of the release that was in use before.
+  returned: with O(state=restored)
+  type: int
+image_id:
+  description: Id of the image that RV(restored) served with, or none if it is not known.
+  returned: with O(state=restored)
+  type: str
+model_manifest:
+  description: Digest of the manifest of the checkpoint that RV(restored) served with, or none if it is not known.
+  returned: with O(state=restored)
+  type: str
 """
 
 import contextlib

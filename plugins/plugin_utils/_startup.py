@@ -114,7 +114,8 @@ def timeout_message(
     ]
     if findings:
         lines += [f"Perhaps: {findings[0]['title']}", *_finding_lines(findings[0])]
-    lines.append(f"It still runs. Wait longer: timeout of wait_ready. {_next(host, name)}")
+    lines.append("If it only needs longer: -e vllm_instance_start_timeout=SECONDS (the option timeout of wait_ready)")
+    lines.append(_next(host, name))
     return "\n".join(lines)
 
 

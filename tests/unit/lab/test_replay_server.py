@@ -60,6 +60,11 @@ def test_other_paths_do_not_want_the_key(engine: Engine) -> None:
     assert engine.request("POST", "/tokenize", {"prompt": "Say hello."})[1]["count"] == 3
 
 
+def test_a_method_that_no_route_has_tells_whether_the_path_is_guarded(engine: Engine) -> None:
+    """As vLLM's server does; the module route_probe asks in this way."""
+    assert [engine.request("REPORT", path)[0] for path in ("/v1/models", "/invocations", "/none")] == [401, 405, 404]
+
+
 def test_its_routes_exist_in_the_release_and_are_guarded_alike(engine: Engine) -> None:
     known = release("0.27.1").routes
     _status, listed = engine.request("GET", "/openapi.json")

@@ -41,6 +41,19 @@ def test_faults_are_told_with_the_host_and_the_next_command():
     ]
 
 
+@pytest.mark.parametrize(("name", "value"), [("vllm_api_key", "sk-1{{x"), ("vllm_api_keys", {"chat": "sk-1{{ x }}"})])
+def test_a_key_that_looks_like_a_template_is_not_told(name, value):
+    try:
+        from ansible.template import trust_as_template
+    except ImportError:  # before ansible-core 2.19 all text is
+        trust_as_template = str
+    value = {key: trust_as_template(text) for key, text in value.items()} if name == "vllm_api_keys" else value
+    result = run({name: value if name == "vllm_api_keys" else trust_as_template(value)})
+    assert f"{name}: cannot be worked out: its value is taken for a template" in result["msg"]
+    assert "!unsafe" in result["msg"]
+    assert "sk-1" not in str(result)
+
+
 @pytest.mark.parametrize("name", ["vllm_instance", "vllm_instnces"])
 def test_a_variable_that_nobody_reads_is_warned_of(name):
     result = run({name: []})

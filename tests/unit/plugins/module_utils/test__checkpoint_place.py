@@ -101,6 +101,26 @@ def test_the_previous_one_comes_back(target, source):
     assert places.restore(str(target)) is False
 
 
+def test_the_one_that_is_asked_for_comes_back_whichever_way(target, source):
+    digests = []
+    for text in ("[1]", "[2]"):
+        change(source, text=text)
+        have(target, source)
+        digests.append(manifests.read_record(str(target))["digest"])
+    for digest, changes in ((digests[1], False), (digests[0], True), (digests[1], True), (digests[0], True)):
+        assert places.would_restore(str(target), digest) is changes
+        assert places.restore(str(target), digest) is changes
+        assert manifests.read_record(str(target))["digest"] == digest
+
+
+def test_one_that_is_not_kept_does_not_come_back(target, source):
+    have(target, source)
+    before = contents(target)
+    with pytest.raises(JobError, match="not kept beside it either. Nothing was changed"):
+        places.restore(str(target), "f" * 64)
+    assert contents(target) == before
+
+
 def test_nothing_else_is_left_after_pruning(target, source):
     have(target, source)
     change(source)

@@ -55,6 +55,17 @@ def test_what_a_rollback_needs_stays(tmp_path, named_by):
     assert removable(docker, patterns=[f"{tmp_path}/*.json"]) == []
 
 
+def test_an_image_stays_that_a_release_served_with_before_its_tag_was_moved(tmp_path):
+    moved = inspected("moved", [], [f"{REPOSITORY}@{sha('manifest of moved')}"])
+    docker = Docker([image("new", "v0.32.0"), moved])
+    assert removable(docker) == [moved["Id"]]
+    release = {"number": 1, "image": f"{REPOSITORY}:v0.32.0", "image_id": moved["Id"], "model_manifest": None}
+    folder = tmp_path / "var/lib/vllm/chat/releases/0001"
+    folder.mkdir(parents=True)
+    (folder / "release.json").write_text(json.dumps(release), encoding="utf-8")
+    assert removable(docker, patterns=[f"{tmp_path}{pattern}" for pattern in pruning.PLANS]) == []
+
+
 def test_a_plan_that_cannot_be_read_keeps_everything(tmp_path):
     (tmp_path / "plan.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"plan\.json cannot be read"):

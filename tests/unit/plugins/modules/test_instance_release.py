@@ -185,6 +185,11 @@ def test_check_mode_tells_the_same_and_writes_nothing(host):
         (UNIT.replace("/models/qwen", "/models/gemma"), "model /models/qwen -> /models/gemma (restart)", True),
         (UNIT.replace("StartLimitBurst=3", "StartLimitBurst=5"), "StartLimitBurst 3 -> 5 (no restart)", False),
         (UNIT.replace("# Ansible managed", "# Ansible"), "the unit is written anew (no restart)", False),
+        (
+            UNIT.replace("ExecStart=", "ExecStartPre=-/usr/bin/docker tag sha256:1 a:v1\nExecStart="),
+            "the unit is written anew (no restart)",
+            False,
+        ),
     ],
 )
 def test_each_change_of_the_unit_is_named(host, unit, reason, restart):
@@ -325,6 +330,18 @@ def test_back_to_a_number_and_from_there_on(host):
     assert host.restored()["restored"] == 1, "release 3 served, but was left"
     message = host.call(fails=True, state="restored", number=9)["msg"]
     assert "no release 9" in message and "1 (restored, " in message and "4 (failed, " in message
+
+
+def test_it_tells_what_the_release_served_with_and_what_it_replaces(host):
+    host.deploy(image_id="sha256:1", model_manifest="f1")
+    host.deploy(longer(2), image_id="sha256:2", model_manifest="f2")
+    told = host.restored()
+    names = ("restored", "replaced", "image_id", "model_manifest")
+    assert [told[name] for name in names] == [1, 2, "sha256:1", "f1"]
+    # It does not serve: back again.
+    told = host.restored(number=told["replaced"], why="its image is gone")
+    assert [told[name] for name in names] == [2, 1, "sha256:2", "f2"]
+    assert (host.states(), host.current()) == ({1: "failed", 2: "restored"}, "0002")
 
 
 def test_with_nothing_to_go_back_to(host):

@@ -103,6 +103,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def do_REPORT(self) -> None:
+        """vLLM's server takes any method, and no route of it has this one."""
+        self._serve("REPORT")
+
     def log_message(self, format: str, *args: Any) -> None:
         """The access log is written with the status, in _answer."""
 
