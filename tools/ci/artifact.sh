@@ -35,6 +35,9 @@ for playbook in "${installed}"/playbooks/*.yml; do
     ansible-playbook --inventory inventory.json --syntax-check "${name}" >/dev/null
 done
 
+echo "artifact: ansible-playbook gpufleet.vllm.plan_vllm with the example that comes with it"
+ansible-playbook --inventory "${installed}/inventories/example" gpufleet.vllm.plan_vllm --limit gpu01 | grep '^FITS: qwen'
+
 for kind in filter lookup module role test; do
     names=$(ansible-doc --list --type "${kind}" --json gpufleet.vllm | python -c 'import json, sys; print(*json.load(sys.stdin))')
     for name in ${names}; do
