@@ -70,6 +70,7 @@ options:
         description:
           - The unit C(vllm-rollback@.service), which goes back without a controller. It runs
             C(/etc/vllm/NAME/release.py), which this module puts there. It belongs to no release.
+          - For C(/usr/bin/env python3), in any of the units, the Python is written that the module runs in.
         type: str
       members:
         description:
@@ -218,6 +219,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -304,7 +306,7 @@ def wanted(params):
     """The deployment that is wanted, as compare() takes it."""
     files = params["files"]
     return {
-        "unit": files["unit"],
+        "unit": with_this_python(files["unit"]),
         "smoke.sh": files["smoke"],
         "archive.sh": files["archive"],
         "plan": params["plan"],
@@ -327,6 +329,11 @@ def judge(current, changes, runs=False):
     return dict(changes, restart=True, reasons=reasons, changed=changes["changed"] or current["state"] == "failed")
 
 
+def with_this_python(unit):
+    """A unit that runs a tool, with the Python that Ansible uses here: python3 of the PATH may be too old for it."""
+    return unit.replace("/usr/bin/env python3", sys.executable)
+
+
 def begin(instance, current, after, changes, params, check):
     """Make a release of the wanted deployment."""
     texts = {name: after[name] for name in ("smoke.sh", "archive.sh")}
@@ -346,11 +353,10 @@ def begin(instance, current, after, changes, params, check):
 
 def repair(instance, params, check):
     """Have the folders, the tools and the modes right that belong to no release. Returns the names of what was not."""
-    tools = {"release.py": inspect.getsource(_release), _release.ROLLBACK_UNIT: params["files"]["rollback"]}
-    if params["files"].get("members"):
-        tools.update(
-            {"members.py": inspect.getsource(_member_watch), _release.MEMBERS_UNIT: params["files"]["members"]}
-        )
+    units = {name: with_this_python(params["files"].get(name) or "") for name in ("rollback", "members")}
+    tools = {"release.py": inspect.getsource(_release), _release.ROLLBACK_UNIT: units["rollback"]}
+    if units["members"]:
+        tools.update({"members.py": inspect.getsource(_member_watch), _release.MEMBERS_UNIT: units["members"]})
     repaired = [name for name, text in tools.items() if text and text != _release.read_text(instance.tools[name][0])]
     modes = dict(instance.files, **instance.tools, **{"engine.env": (instance.environment, 0o600)})
     wrong = [name for name, place in modes.items() if name not in repaired and _has_wrong_mode(*place)]

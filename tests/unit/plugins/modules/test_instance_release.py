@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import stat
+import sys
 import time
 
 import pytest
@@ -147,6 +148,15 @@ def test_the_first_release_is_written_with_its_modes(host):
     assert (release["state"], release["why"], release["image_id"]) == ("deploying", "a new host", "sha256:1")
     kept = {path.name for path in (host.root / "var/lib/vllm/chat/releases/0001").iterdir()}
     assert kept == {"plan.json", "vllm-chat.service", "smoke.sh", "archive.sh", "release.json"}
+
+
+def test_tools_on_the_host_run_in_the_python_of_the_module(host):
+    host.wanted["files"]["rollback"] = "[Service]\nExecStart=/usr/bin/env python3 /etc/vllm/%i/release.py %i\n"
+    waits = "ExecStartPre=/usr/bin/env python3 members.py\nExecStart="
+    host.deploy(UNIT.replace("ExecStart=", waits, 1))
+    assert f"ExecStart={sys.executable} /etc/vllm/%i" in host.read("etc/systemd/system/vllm-rollback@.service")
+    assert f"ExecStartPre={sys.executable} members.py" in host.read("etc/systemd/system/vllm-chat.service")
+    assert host.present()["changed"] is False
 
 
 def test_no_change_is_no_release(host):
