@@ -17,9 +17,9 @@ options:
     type: dict
     required: true
   outcome:
-    description: What the engine did with the change.
+    description: What the engine did with the change. V(refused) is what the plan does not allow.
     type: str
-    choices: [serves, failed]
+    choices: [serves, failed, refused]
     required: true
   minutes:
     description: How long the start took.
@@ -67,8 +67,8 @@ def ladder_row(
             "gpufleet.vllm.ladder_row: the input must be a step with a change; pass what gpufleet.vllm.ladder returned "
             "while its verdict was try."
         )
-    if outcome not in ("serves", "failed"):
-        raise AnsibleFilterError(f"gpufleet.vllm.ladder_row: outcome must be serves or failed, not {outcome}.")
+    if outcome not in ("serves", "failed", "refused"):
+        raise AnsibleFilterError(f"gpufleet.vllm.ladder_row: outcome must be serves, failed or refused, not {outcome}.")
     return row_of(step, outcome, minutes, findings)
 
 

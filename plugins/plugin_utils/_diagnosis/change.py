@@ -24,6 +24,10 @@ _Proposal = Callable[[str, dict[str, str], dict[str, Any]], Change | None]
 _MARGIN = 0.02
 _LARGEST_UTILIZATION = 0.95
 _UTILIZATION_STEP = 0.05
+_SMALLEST_UTILIZATION = 0.1
+_KV_BYTES = "engine_args.kv_cache_memory_bytes"
+_BYTES_STEP = 0.1
+_MIB = 1 << 20
 # Lengths are given in whole blocks of the KV cache; 16 tokens is the block of engine V0 and of V1 on CUDA.
 _BLOCK = 16
 
@@ -93,10 +97,10 @@ def _number(text: str) -> Any:
 def _double_tensor_parallel(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
     """Twice the GPUs for each layer, if one host has them and the attention heads can be divided."""
     current = _current(variable, groups, context) or 1
-    hosts = context.get("hosts") or []
-    heads = ((context.get("instance") or {}).get("checkpoint") or {}).get("num_attention_heads")
-    if hosts and 2 * current > min(len(host.get("gpus") or []) for host in hosts):
+    hosts = _gpus_by_host(context)
+    if hosts and 2 * current > min(map(len, hosts)):
         return None
+    heads = _heads(context)
     if heads and heads % (2 * current):
         return None
     return {"variable": variable, "from": current, "to": 2 * current}
@@ -106,10 +110,25 @@ def _double_pipeline_parallel(variable: str, groups: dict[str, str], context: di
     """Twice the stages, if the hosts have the GPUs for them."""
     current = _current(variable, groups, context) or 1
     tensor = _current("engine_args.tensor_parallel_size", {}, context) or 1
-    gpus = sum(len(host.get("gpus") or []) for host in context.get("hosts") or [])
+    gpus = sum(map(len, _gpus_by_host(context)))
     if gpus and 2 * current * tensor > gpus:
         return None
     return {"variable": variable, "from": current, "to": 2 * current}
+
+
+def _gpus_by_host(context: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The GPUs that the instance may use, by host."""
+    allowed = set(map(str, (context.get("instance") or {}).get("gpus") or []))
+    return [
+        [gpu for gpu in host.get("gpus") or [] if not allowed or {str(gpu.get("index")), gpu.get("uuid")} & allowed]
+        for host in context.get("hosts") or []
+    ]
+
+
+def _heads(context: dict[str, Any]) -> int | None:
+    """Attention heads, where the checkpoint of the instance is its description; in an inventory it is a path."""
+    checkpoint = (context.get("instance") or {}).get("checkpoint")
+    return checkpoint.get("num_attention_heads") if isinstance(checkpoint, dict) else None
 
 
 def _halve(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
@@ -129,25 +148,59 @@ def _estimated_max_model_len(variable: str, groups: dict[str, str], context: dic
 
 
 def _raise_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    """A larger share, as far as memory is free; where the KV cache is given in bytes, vLLM looks at no share."""
+    if _pool_bytes(context):
+        return _more_bytes(context)
     current = _current(variable, groups, context)
-    larger = min(_largest_utilization(context), (current or 0) + _UTILIZATION_STEP)
+    larger = min(largest_utilization(context), (current or 0) + _UTILIZATION_STEP)
     if current is None or larger <= current:
         return None
     return {"variable": variable, "from": current, "to": round(larger, 2)}
 
 
-def _largest_utilization(context: dict[str, Any]) -> float:
-    """The share that is free on the tightest GPU, rounded down, where that is known."""
-    gpus = [gpu for host in context.get("hosts") or [] for gpu in host.get("gpus") or []]
+def largest_utilization(context: dict[str, Any]) -> float:
+    """The share that is free on the tightest GPU of the instance, rounded down, where that is known."""
+    taken = {(line.get("host"), line.get("gpu")) for line in (context.get("plan") or {}).get("budget") or []}
+    numbers = {gpu for _host, gpu in taken}
+    gpus = [gpu for gpus in _gpus_by_host(context) for gpu in gpus if not taken or gpu.get("index") in numbers]
     shares = [gpu["memory_free_mib"] / gpu["memory_total_mib"] - _MARGIN for gpu in gpus if gpu.get("memory_total_mib")]
     return min([_LARGEST_UTILIZATION, *(math.floor(share * 100) / 100 for share in shares)])
 
 
 def _lower_utilization(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:
+    pool = _pool_bytes(context)
+    if pool:
+        return _bytes(pool, pool * (1 - _BYTES_STEP))
     current = _current(variable, groups, context)
-    if current is None:
+    if current is None or current < _SMALLEST_UTILIZATION + _UTILIZATION_STEP:
         return None
     return {"variable": variable, "from": current, "to": round(current - _UTILIZATION_STEP, 2)}
+
+
+def _pool_bytes(context: dict[str, Any]) -> int:
+    """What the KV cache is given in bytes; 0 where it is given a share."""
+    given = _current(_KV_BYTES, {}, context)
+    return int(given) if isinstance(given, (int, float)) else 0
+
+
+def _more_bytes(context: dict[str, Any]) -> Change | None:
+    """A larger KV cache, as far as the plan knows of free memory beside everything else that the engine takes."""
+    pool = _pool_bytes(context)
+    rooms = [_room_gib(line) for line in (context.get("plan") or {}).get("budget") or []]
+    if not rooms:
+        return None
+    larger = min(min(rooms) * (1 << 30), pool * (1 + _BYTES_STEP))
+    return _bytes(pool, larger) if larger > pool else None
+
+
+def _room_gib(line: dict[str, Any]) -> float:
+    parts = ("weights_gib", "activation_gib", "non_torch_gib", "cuda_graph_gib")
+    taken = sum(line[part]["high"] for part in parts if line.get(part))
+    return float(line["free_gib"]["value"] - taken - _MARGIN * line["total_gib"]["value"])
+
+
+def _bytes(pool: int, wanted: float) -> Change:
+    return {"variable": _KV_BYTES, "from": pool, "to": int(wanted) // _MIB * _MIB}
 
 
 def _utilization_of_free_memory(variable: str, groups: dict[str, str], context: dict[str, Any]) -> Change | None:

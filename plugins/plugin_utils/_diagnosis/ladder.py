@@ -3,9 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The ordered next change for a class of failure. Private to the collection. The order is in ladder.yml.
 
-A climb is a series of starts, each with one change more than the one before, and each a row of the ledger. Changes of
-memory add up. A switch (another kernel, another way to communicate) that did not help is taken back, so that an engine
-that serves in the end has only changes that it needs. A probe shows where the trouble is and is taken back in any case.
+A climb is a series of starts, each with one change more than the one before, and each a row of the ledger. What the
+first plan chose is held, as a plan anew would move other values, too. Changes of memory add up; one that the plan
+refuses is taken back. A switch (another kernel, another way to communicate) that did not help is taken back, so that an
+engine that serves in the end has only changes that it needs. A probe shows where the trouble is and is taken back in
+any case.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from .change import propose
+from .change import current_value, largest_utilization, propose
 from .signatures import signatures
 
 Change = dict[str, Any]
@@ -30,6 +32,17 @@ Rung = dict[str, Any]
 
 _MAX_STEPS = 8
 _MAX_MINUTES = 60.0
+# What a plan chooses with an eye on the others.
+_HELD = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+)
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 # The right value is a figure in the line that the finding gives as evidence.
 _FROM_THE_LOG = ("estimated_max_model_len", "utilization_of_free_memory")
 _KV_NEED = re.compile(
@@ -68,8 +81,8 @@ def ladder(
     pins of its instance, or its plan, are what the last start ran with. ledger: the rows of this climb, oldest first,
     each {"variable", "from", "to"} and, from ladder_row, {"class", "probe", "outcome", "kept", "minutes"}.
     Returns {"class", "change": {"variable", "from", "to"} or None, "why", "probe", "step", "steps_left",
-    "minutes_left", "changes": every change that the next start has, by variable, "needs": hardware that would help,
-    "verdict"}.
+    "minutes_left", "changes": every change that the next start has, by variable, "held": what it has beside them, as
+    the last start had it, "proven": both, for the inventory, "needs": hardware that would help, "verdict"}.
     verdict is "try" while there is a change, "serves" when there is nothing left to do, "exhausted" when nothing on the
     ladder is left or the bounds are reached, "look" for a class that no change of a variable helps.
     """
@@ -90,12 +103,15 @@ def ladder(
 def ladder_row(step: dict[str, Any], outcome: str, minutes: float, findings: list[Finding] | None = None) -> Row:
     """Returns the row of the ledger for a step that was tried.
 
-    step: what ladder returned. outcome: serves or failed. minutes: how long the start took. findings: of that start.
-    "kept" says whether the change stays in the next start.
+    step: what ladder returned. outcome: serves, failed, or refused (by the plan: nothing was started). minutes: how
+    long the start took. findings: of that start. "kept" says whether the change stays in the next start.
     """
+    if outcome == "refused":
+        findings = [{"class": step["class"], "title": "the plan refuses it"}]
     new_class = findings[0]["class"] if findings else None
     helped = outcome == "serves" or (new_class is not None and new_class != step["class"])
-    kept = not step["probe"] and (helped or step["change"]["variable"] not in _switches())
+    lasting = outcome != "refused" and not step["probe"]
+    kept = lasting and (helped or step["change"]["variable"] not in _switches())
     return {
         "step": step["step"],
         "class": step["class"],
@@ -159,7 +175,10 @@ class _Climb:
 
     def may_try(self, rung: Rung, change: Change) -> bool:
         climbed = Counter(row["variable"] for row in self.ledger)[change["variable"]]
-        seen = any((row["variable"], row["to"]) == (change["variable"], change["to"]) for row in self.ledger)
+        # What a climb began with has failed, too.
+        seen = any(
+            row["variable"] == change["variable"] and change["to"] in (row["from"], row["to"]) for row in self.ledger
+        )
         return not seen and climbed < rung.get("times", 1)
 
     def kept(self) -> dict[str, Any]:
@@ -169,6 +188,27 @@ class _Climb:
             for row in self.ledger
             if row.get("kept", not row.get("probe") and row["variable"] not in _switches())
         }
+
+    def held(self, change: Change | None = None) -> dict[str, Any]:
+        """What the last plan chose. Memory is chosen anew only where a change takes in GPUs that have less free."""
+        plan = self.context.get("plan") or {}
+        if not plan:
+            return {}
+        chosen = {name: current_value(f"engine_args.{name}", self.context) for name in _HELD}
+        chosen["max_model_len"] = chosen["max_model_len"] or (plan.get("kv") or {}).get("max_model_len")
+        for name in _PARALLEL:
+            chosen[name] = (plan.get("parallel") or {}).get(name) or chosen[name]
+        changed = (change or {}).get("variable", "").partition(".")[2]
+        if chosen["kv_cache_memory_bytes"] or (
+            changed in _PARALLEL
+            and largest_utilization({**self.context, "plan": None}) < (chosen["gpu_memory_utilization"] or 0)
+        ):
+            del chosen["gpu_memory_utilization"]
+        return {f"engine_args.{name}": value for name, value in chosen.items() if value is not None and name != changed}
+
+    def worth_saying(self) -> dict[str, Any]:
+        """What is held, without that one card and one stage are one."""
+        return {name: value for name, value in self.held().items() if value != 1 or not name.endswith("_parallel_size")}
 
     def step(self, rung: Rung, change: Change) -> dict[str, Any]:
         return {
@@ -180,6 +220,8 @@ class _Climb:
             "steps_left": self.steps_left - 1,
             "minutes_left": round(self.minutes_left, 1),
             "changes": {**self.kept(), change["variable"]: change["to"]},
+            "held": self.held(change),
+            "proven": {},
             "needs": [],
             "verdict": "try",
         }
@@ -200,9 +242,10 @@ class _Climb:
 
     def needs(self) -> list[str]:
         """The hardware that would help: the plan knows best; else what the line of the failure tells."""
-        planned = (self.context.get("plan") or {}).get("needs")
-        if planned:
-            return [str(need) for need in ([planned] if isinstance(planned, (str, dict)) else planned)]
+        planned = (self.context.get("plan") or {}).get("needs") or []
+        hardware = [need for need in map(str, planned) if "GPU" in need and "no pin" not in need]
+        if hardware:
+            return hardware
         match = _KV_NEED.search(str((self.finding.get("evidence") or {}).get("line", "")))
         if match:
             missing = math.ceil(10 * (float(match["needed"]) - float(match["available"]))) / 10
@@ -219,6 +262,8 @@ class _Climb:
             "steps_left": self.steps_left,
             "minutes_left": round(self.minutes_left, 1),
             "changes": self.kept(),
+            "held": self.held(),
+            "proven": {**self.worth_saying(), **self.kept()} if verdict == "serves" else {},
             "needs": self.needs() if verdict == "exhausted" else [],
             "verdict": verdict,
         }

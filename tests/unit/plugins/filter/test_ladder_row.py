@@ -38,5 +38,5 @@ def test_what_is_no_step_is_refused(step, outcome):
 
 def test_an_unknown_outcome_is_refused():
     step = ladder(diagnose("[Errno 98] address already in use", {"instance": {"port": 8000}}))
-    with pytest.raises(AnsibleFilterError, match="serves or failed"):
+    with pytest.raises(AnsibleFilterError, match="serves, failed or refused"):
         ladder_row(step, "perhaps", 1.0)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import pytest
 
+from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._changes import ladder_context, with_changes
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis import diagnose, ladder, ladder_row
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.change import _PROPOSALS
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.change import _PROPOSALS, current_value
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.ladder import _ladders
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.signatures import signatures
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan
 
 NO_BLOCKS = "ValueError: No available memory for the cache blocks."
 TOO_LONG = (
@@ -276,3 +279,146 @@ def test_the_line_tells_what_is_needed_where_there_is_no_plan():
 def test_the_ladder_of_a_signature_exists():
     for signature in signatures():
         assert signature.ladder is None or signature.ladder in _ladders()
+
+
+# The dimensions of Qwen3-8B, on two cards that must share it.
+QWEN = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+L40S = {"name": "NVIDIA L40S", "compute_capability": "8.9", "memory_total_mib": 46068, "memory_free_mib": 45400}
+FOUR = {
+    "name": "gpu01",
+    "driver_version": "580.95.05",
+    "cuda_driver_version": "13.0",
+    "gpus": [{**L40S, "index": index, "uuid": f"GPU-{index}", "processes": []} for index in range(4)],
+    "links": [],
+    "errors": [],
+}
+CHAT = {
+    "name": "chat",
+    "image": "vllm/vllm-openai:v0.32.0",
+    "checkpoint": describe_config(QWEN),
+    "workload": {"context": 32768, "sequences": 16},
+}
+SAMPLER = "CUDA out of memory occurred when warming up sampler with 256 dummy requests"
+SERVING = (
+    "INFO:     Application startup complete.\nERROR EngineCore encountered a fatal error.\n"
+    "torch.OutOfMemoryError: CUDA out of memory."
+)
+LADDER_ARGUMENTS = (
+    *("max_model_len", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "disable_custom_all_reduce"),
+)
+
+
+def what_runs(planned):
+    """The arguments of a start, with the release's defaults for those that the plan leaves alone."""
+    context = {"plan": planned, "hosts": [FOUR]}
+    return {name: current_value(f"engine_args.{name}", context) for name in LADDER_ARGUMENTS}
+
+
+@pytest.mark.parametrize("log", [NO_BLOCKS, TOO_LONG, OOM_GRAPHS, SAMPLER, SERVING, ILLEGAL, CUSTOM])
+@pytest.mark.parametrize("pins", [{}, {"max_num_seqs": 64}])
+def test_each_start_differs_from_the_last_one_by_its_change_alone(log, pins):
+    """As the role climbs: each step is planned, and a plan that may choose moves more than one value."""
+    instance = {**CHAT, "engine_args": pins}
+    planned, changes, rows = plan(instance, [FOUR]), {}, []
+    for _step in range(8):
+        context = ladder_context(with_changes(instance, changes), planned, [FOUR])
+        step = ladder(diagnose(log, context), context, rows)
+        if step["verdict"] != "try":
+            break
+        trial = plan(with_changes(instance, {**step["held"], **step["changes"]}), [FOUR])
+        if trial["verdict"] in ("fits", "fits_reduced"):
+            # A switch that did not help goes back in the same step.
+            back = {variable.partition(".")[2] for variable in set(changes) - set(step["changes"])}
+            before, after = what_runs(planned), what_runs(trial)
+            different = {name for name in before if before[name] != after[name]} - back
+            assert different <= {step["change"]["variable"].partition(".")[2]}
+            planned, changes = trial, step["changes"]
+            rows.append(ladder_row(step, "failed", 1, diagnose(log, context)))
+        else:
+            rows.append(ladder_row(step, "refused", 0))
+    assert rows
+
+
+def test_what_was_proven_is_told_with_what_the_plan_chose_beside_it():
+    planned = plan(CHAT, [FOUR])
+    context = ladder_context(CHAT, planned, [FOUR])
+    step = ladder(diagnose(SAMPLER, context), context)
+    trial = plan(with_changes(CHAT, {**step["held"], **step["changes"]}), [FOUR])
+    rows = [ladder_row(step, "serves", 2)]
+    told = ladder([], ladder_context(with_changes(CHAT, step["changes"]), trial, [FOUR]), rows, serves=True)
+    assert told["verdict"] == "serves"
+    assert told["proven"]["engine_args.max_num_seqs"] == told["changes"]["engine_args.max_num_seqs"]
+    # With this in the inventory the next deployment runs what was proven.
+    assert what_runs(plan(with_changes(CHAT, told["proven"]), [FOUR])) == what_runs(trial)
+
+
+def test_a_change_that_the_plan_refuses_is_taken_back():
+    context = {"instance": {"engine_args": {"gpu_memory_utilization": 0.8, "max_num_seqs": 8}}, "hosts": gpus(1)}
+    step = ladder(diagnose(NO_BLOCKS, context), context)
+    row = ladder_row(step, "refused", 0.1)
+    assert (row["variable"], row["kept"], row["finding"]) == (
+        "engine_args.gpu_memory_utilization",
+        False,
+        "the plan refuses it",
+    )
+    following = ladder(diagnose(NO_BLOCKS, context), context, [row])
+    assert following["changes"] == {"engine_args.max_num_seqs": 4}
+
+
+def test_a_value_that_failed_is_not_gone_back_to():
+    context = {"instance": {"engine_args": {"gpu_memory_utilization": 0.9, "max_num_seqs": 8}}, "hosts": gpus(1)}
+    raised = {"variable": "engine_args.gpu_memory_utilization", "from": 0.85, "to": 0.9, "kept": True}
+    assert ladder(diagnose(OOM_GRAPHS, context), context, [raised])["change"]["variable"] == "engine_args.max_num_seqs"
+
+
+def test_only_gpus_that_the_instance_may_use_count():
+    context = {
+        "instance": {"name": "chat", "checkpoint": "/srv/models/x", "gpus": [1], "engine_args": {}},
+        "hosts": [FOUR],
+    }
+    assert ladder(diagnose("Failed to load model - not enough GPU memory", context), context)["verdict"] == "exhausted"
+    full = {**FOUR, "gpus": [{**FOUR["gpus"][0], "memory_free_mib": 1000}, FOUR["gpus"][1]]}
+    context["instance"]["engine_args"] = {"gpu_memory_utilization": 0.8}
+    assert (
+        ladder(diagnose(NO_BLOCKS, {**context, "hosts": [full]}), {**context, "hosts": [full]})["change"]["to"] == 0.85
+    )
+
+
+def test_a_checkpoint_that_is_a_path_is_no_obstacle():
+    context = {"instance": {"name": "chat", "checkpoint": "/srv/models/x", "engine_args": {}}, "hosts": gpus(2)}
+    findings = diagnose("Failed to load model - not enough GPU memory", context)
+    assert ladder(findings, context)["change"]["variable"] == "engine_args.tensor_parallel_size"
+
+
+def test_a_cache_in_bytes_is_changed_in_bytes():
+    instance = {**CHAT, "engine_args": {"kv_cache_memory_bytes": 8 << 30, "max_model_len": 4096}}
+    planned = plan(instance, [FOUR])
+    context = ladder_context(instance, planned, [FOUR])
+    more = ladder(diagnose(NO_BLOCKS, context), context)["change"]
+    less = ladder(diagnose(SERVING, context), context)["change"]
+    assert (more["variable"], less["variable"]) == ("engine_args.kv_cache_memory_bytes",) * 2
+    assert less["to"] < more["from"] == 8 << 30 < more["to"]
+    # Where the card is full there is no more.
+    full = {**planned, "budget": [{**line, "free_gib": line["weights_gib"]} for line in planned["budget"]]}
+    context["plan"] = full
+    assert ladder(diagnose(NO_BLOCKS, context), context)["change"]["variable"] != "engine_args.kv_cache_memory_bytes"
+
+
+def test_a_pin_of_the_climb_is_no_hardware():
+    context = {"plan": {"needs": ["max_num_seqs of 16, or no pin", "4 GPUs like NVIDIA L40S"]}, "hosts": gpus(1)}
+    assert ladder(diagnose("Failed to load model - not enough GPU memory"), context)["needs"] == [
+        "4 GPUs like NVIDIA L40S"
+    ]
