@@ -35,8 +35,9 @@ class ActionModule(ActionBase):
 def _message(variables: dict[str, Any]) -> str:
     facts = variables.get("ansible_facts") or {}
     used = variables.get("ansible_python_interpreter") or facts.get("discovered_interpreter_python") or "that was found"
+    host = variables.get("inventory_hostname", "host")
     return (
-        f"{variables.get('inventory_hostname', 'host')}: the Python {used} is older than 3.8, which is what hosts need. "
+        f"{host}: the Python {used} is older than 3.8, which is what hosts need. "
         "Nothing was changed. Install a newer one (RHEL 8: dnf install python3.11) and set ansible_python_interpreter "
         "of the host, e.g. to /usr/bin/python3.11. Next, on the host: ls /usr/bin/python3*"
     )
