@@ -256,6 +256,10 @@ SAMPLER_IS_KNOWN_FROM = (0, 12)
 """Before, the sampler's peak depends on FlashInfer, which a log rarely tells of: what is left over means nothing."""
 
 
+COMPILATION_SHOWS_FROM = (0, 20)
+"""From here on a first start and a later one differ by what torch.compile takes, which has an interval of its own."""
+
+
 def _tells_non_torch(case: Case) -> bool:
     measured = case.measured["non_torch_gib"] is not None
     return measured or (case.pool_is_measured and case.start.version >= SAMPLER_IS_KNOWN_FROM)
@@ -310,7 +314,8 @@ def calibrate(cases: Sequence[Case], start: dict[str, Any]) -> dict[str, Any]:
         errors += [
             abs(_activation(case) - case.measured["activation_gib"])
             for case in own
-            if case.measured["activation_gib"] is not None and case.start.version >= (0, 12)
+            if case.measured["activation_gib"] is not None
+            and SAMPLER_IS_KNOWN_FROM <= case.start.version < COMPILATION_SHOWS_FROM
         ]
     errors.sort()
     if errors:

@@ -130,12 +130,22 @@ def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
     encoder = _encoder_forward(shape, start)
     doubt = encoder * data["encoder_forward_deviation"]
     peak = _larger(_larger(sampler, Estimate.exact(forward)), Estimate.around(encoder, doubt, doubt))
+    peak = _larger(peak, _compilation(start))
     fixed = workspace + _encoder_cache(shape, start) + data["constant_gib"] * GIB
     source = source_of(shape, start)
     deviation = data["deviation_gib"] * GIB + data["deviation_relative"] * (peak.value + fixed)
     if source == "extrapolated":
         deviation *= data["extrapolated_factor"]
     return total((peak, Estimate.around(fixed, deviation, deviation, source))).at_least(0.0)
+
+
+def _compilation(start: Start) -> Estimate:
+    """What torch.compile takes at its peak: it compiles within the profile run where its cache is empty, as it is at
+    the first start of a model, a release and a batch on a host. Later starts have more."""
+    band = band_of(coefficients()["compilation"], start.version)
+    if start.enforce_eager:
+        return Estimate.exact(0.0)
+    return Estimate(band["value_gib"] * GIB, band["low_gib"] * GIB, band["high_gib"] * GIB)
 
 
 def _larger(left: Estimate, right: Estimate) -> Estimate:

@@ -136,7 +136,7 @@ def test_requests_are_summed_up_in_plain_words():
     text = explain(planned("gpu03"))
     assert "Holds 9 requests of 32,768 tokens at once" in text
     assert "Planned for 32 requests at once of 6,000 tokens each, and one of 32,768" in text
-    assert "Reduced to 5 requests at once of 8,192 tokens each" in explain(planned("gpu04")[1:])
+    assert "Reduced to 4 requests at once of 8,192 tokens each" in explain(planned("gpu04")[1:])
 
 
 def test_equal_cards_are_shown_once():
