@@ -11,6 +11,8 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 from ..plugin_utils._planning import InstanceError, plan_instances, refused_pin
+from ..plugin_utils._planning.checks import check_trust
+from ..plugin_utils._planning.errors import Faults
 from ..plugin_utils._planning.spans import judge_spans, plan_host, together, with_warnings
 
 SPECIFICATION: dict[str, dict[str, Any]] = {
@@ -40,19 +42,28 @@ class ActionModule(ActionBase):
         host, member_fact, reach_fact = (arguments.pop(name) for name in ("host", "member_fact", "reach_fact"))
         variables = task_vars or {}
         checks: list[dict[str, Any]] = []
+        unasked = _unasked(arguments)
         try:
             if member_fact:
                 plans, checks = _plan_host(str(host), member_fact, str(reach_fact), variables)
             else:
                 plans = plan_instances(**arguments)
         except InstanceError as error:
-            return _refused(result, error.errors, next_command)
-        refused = [
+            return _refused(result, [*unasked, *error.errors], next_command)
+        refused = unasked + [
             refused_pin(str(item["name"]), error).on(item["hosts"]) for item in plans for error in item["errors"]
         ]
         if refused:
             return _refused(result, refused, next_command)
         return {**result, "changed": False, "plans": plans, "member_checks": checks}
+
+
+def _unasked(arguments: Mapping[str, Any]) -> list[InstanceError]:
+    """A deployment lists the code of a checkpoint before it runs, where the instance itself says that it may."""
+    faults = Faults()
+    for instance in arguments["instances"]:
+        faults.attempt(check_trust, instance)
+    return [error.on(arguments["inventory_hosts"]) for error in faults.found]
 
 
 def _plan_host(

@@ -72,6 +72,21 @@ def check_instance(instance: Mapping[str, Any]) -> None:
     faults.refuse()
 
 
+def check_trust(instance: Mapping[str, Any]) -> None:
+    """Raises InstanceError where code of the checkpoint would run by an argument, and not by trust_remote_code."""
+    pins, words = instance.get("engine_args"), instance.get("extra_args")
+    given = [str(name) for name in pins] if isinstance(pins, Mapping) else []
+    given += [str(word).partition("=")[0].lstrip("-") for word in words] if isinstance(words, list) else []
+    if "trust_remote_code" in [name.replace("-", "_") for name in given]:
+        raise InstanceError(
+            str(instance.get("name")),
+            "trust_remote_code",
+            instance.get("trust_remote_code"),
+            "is not what engine_args or extra_args say",
+            "Write trust_remote_code: true of the instance, beside its name: deployments list the code then.",
+        )
+
+
 def mapping_of(instance: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A variable that holds name: value pairs; empty where it is not given. Raises InstanceError."""
     value = instance.get(key)

@@ -63,3 +63,13 @@ def test_the_documentation_tells_of_the_same_options():
         for name, option in documented.items()
     }
     assert told == SPECIFICATION
+
+
+@pytest.mark.parametrize(
+    "given", [{"engine_args": {"trust-remote-code": True}}, {"extra_args": ["--trust_remote_code"]}]
+)
+def test_code_of_a_checkpoint_runs_only_where_the_instance_itself_says_so(facts, given):
+    result = run(facts, {**CHAT, **given}, {**CHAT, "name": "b", "port": "http"})
+    assert "There is no plan: 2 faults" in result["msg"]
+    assert "gpu01: vllm_instances[chat].trust_remote_code None is not what" in result["msg"]
+    assert not run(facts, {**CHAT, "trust_remote_code": True}).get("failed")
