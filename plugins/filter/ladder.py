@@ -66,7 +66,7 @@ _value:
     - C(class) of the failure, C(change) (C(variable), C(from) and C(to), or none), C(why), C(probe) (whether the change
       only shows where the trouble is), C(step), C(steps_left) and C(minutes_left).
     - C(changes) are all changes that the next start has, by variable, such as
-      V({"engine_args.gpu_memory_utilization":0.85}). C(held) is what the last plan chose beside them: with both the
+      V({"engine_args.gpu_memory_utilization":0.85}). C(held) is what the last plan chose beside them. With both the
       next start differs from the last one by the change alone. C(proven) is both of an engine that serves, for the
       inventory.
     - C(verdict) is V(try) while there is a change, V(serves) when the engine serves and nothing is left to do,
