@@ -10,7 +10,9 @@ it served was none.
 
 from __future__ import annotations
 
+import functools
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -27,6 +29,7 @@ _NEAR_ABOVE = 120
 _NEAR_BELOW = 40
 _CERTAIN = 0.9
 _LIKELY = 0.7
+_ALONE = 0.8
 # A line outside of every traceback, in a log that has tracebacks, is seldom what ended the engine.
 _OUTSIDE_TRACEBACK = 0.1
 _MAX_EVIDENCE = 400
@@ -44,19 +47,24 @@ _LONGEST_STORY = 12
 # A unit's first lines, before the engine has written any.
 _UNIT = re.compile(r"^(?:Start|Stopp?)(?:ing|ed) \S+\.service\b")
 _TROUBLE = re.compile(
-    r"fail|error|crash|hang|hung|stuck|stall|loop|deadlock|cannot|can'?t\b|could ?n[o']t|unable|broken|breaks?\b|n't\b"
-    r"|\bnot\b|no longer|missing|without|forever|hours|slow|\bfull\b|filling|\btoo\b|invalid|wrong|mismatch|incompatib"
-    r"|\bOOM\b|out.of.memory|exceed|denied|refus|unsupported|undefined|insufficient|abort|\bdie[sd]?\b|killed|exit"
-    r"|problem|issue|\bhow\b|\bwhy\b|\bonly\b|\bno\b|conflict|throw|unknown|\berr\b"
-    r"|\bdead\b|instead of|regression|support|\bbad\b|time.?out"
-    r"|timed|evict|\blow\b|more \w+ (?:\w+ )?than|hour|minutes|uneven|reject|blocked|leak|100 ?%|unexpected|terminate|occupied|hold|\bnever\b|\bwait|\?",
+    r"fail|error|\berr\b|crash|abort|\bdie[sd]?\b|\bdead\b|kill|exit|throw|exception|segfault|evict|terminat"
+    r"|hang|hung|stuck|stall|loop|deadlock|slow|forever|hours?\b|minutes|time.?out|timed|\bnever\b|\bwait|blocked"
+    r"|can(?:no|'?)t\b|can not|could ?n[o']t|unable|n't\b|\bnot\b|no longer|\bno\b|without|missing|unknown|undefined"
+    r"|broken|breaks?\b|\bbad\b|invalid|wrong|mismatch|incompatib|conflict|unexpected|regression|instead of|uneven"
+    r"|\bOOM|out.of.memory|exceed|\bfull\b|filling|leak|insufficient|occupied|hold|\blow\b|100 ?%|\btoo\b|\bonly\b"
+    r"|more \w+ (?:\w+ )?than|denied|refus|reject|support|problem|issue|\bhow\b|\bwhy\b|\?",
     re.IGNORECASE,
 )
 # Of the words of a class: one that names it, or two that go with it.
 _TELLING = 3
-_ENDED = re.compile(r"fail|error|crash|abort|\b(?:dead|die[sd]?|died)\b|killed|exit|exception", re.IGNORECASE)
+_ENDED = re.compile(
+    r"fail|error|crash|abort|segfault|cannot|can.?t|unable|\b(?:dead|die[sd]?|died)\b|killed|exit|exception",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"\d+")
-_SERVES = re.compile(r"Application startup complete")
+_SERVES = re.compile(r"Application startup complete|Uvicorn running on")
+# The end of a log has no start: an engine that answers after an error has survived it.
+_ANSWERS = re.compile(r"Avg (?:prompt|generation) throughput|\"POST /\S+ HTTP/1\.\d\" 200")
 _ENDS = next(pattern for phase, pattern in patterns.PHASES if phase == patterns.FAILED)
 
 
@@ -87,7 +95,9 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
     lines, serves = _relevant(read)
     candidates = _weighed(_candidates(lines, serves), lines)
     if not candidates and len(lines) == 1:
-        candidates = _candidates([replace(lines[0], harmless=False)], serves)
+        # Who pastes one line alone means it, whatever its level.
+        alone = _candidates([replace(lines[0], harmless=False)], serves)
+        candidates = [candidate for candidate in alone if candidate.score >= _ALONE]
     findings = [_finding(candidate, known) for candidate in _best(candidates)]
     if not findings and not serves:
         findings = _told(read, known) or _unknown(lines)
@@ -132,12 +142,13 @@ def _guess(story: str) -> Signature | None:
 
 def _candidates(lines: list[Line], serves: bool) -> list[_Candidate]:
     loud, all_messages, broken = _loud_messages(lines), _all_messages(lines), _continued_messages(lines)
+    near = _Neighbours(lines)
     found = []
     for signature in signatures():
         if serves and not signature.while_serving:
             continue
         messages = all_messages if signature.any_level else loud
-        candidate = _first_match(signature, lines, messages) or _first_match(signature, lines, broken)
+        candidate = _first_match(signature, messages, near) or _first_match(signature, broken, near)
         if candidate:
             found.append(candidate)
     return found
@@ -149,23 +160,69 @@ def _relevant(lines: list[Line]) -> tuple[list[Line], bool]:
     What an engine logged before it served has not hindered it. An engine that serves also logs the errors of single
     requests, which are none of its own.
     """
-    serving = max((index for index, line in enumerate(lines) if _SERVES.search(line.text)), default=-1)
+    serving = _last(_SERVES, lines)
     later = lines[serving + 1 :]
-    return later, serving >= 0 and not any(_ENDS.search(line.text) for line in later)
+    ended = any(_ENDS.search(line.text) for line in later)
+    alarm = max((index for index, line in enumerate(later) if line.alarming), default=-1)
+    return later, not ended and (serving >= 0 or _last(_ANSWERS, later) > alarm)
 
 
-def _first_match(signature: Signature, lines: list[Line], messages: dict[str, list[int]]) -> _Candidate | None:
-    found = [
+def _last(pattern: re.Pattern[str], lines: list[Line]) -> int:
+    return max((index for index, line in enumerate(lines) if pattern.search(line.text)), default=-1)
+
+
+class _Neighbours:
+    """Finds what stands near a line, of logs with a hundred thousand lines in which each rank tells the same, too."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines = lines
+        self._places: dict[str | None, list[int]] = {}
+        for index, line in enumerate(lines):
+            self._places.setdefault(line.process, []).append(index)
+        self._readable = functools.cache(self._places_to_read)
+        self._has = functools.cache(lambda near, place: bool(near.search(lines[place].text)))
+
+    def has(self, near: re.Pattern[str], index: int) -> bool:
+        """Whether a line close by has it that the same process wrote, or that names no process, as progress bars do."""
+        return any(self._stands(near, index, places) for places in self._readable(self.lines[index].process))
+
+    def _places_to_read(self, process: str | None) -> list[list[int]]:
+        """Of a paste that was cut, the frames of the process may be gone: then those of another rank count."""
+        nameless = self._places.get(None, [])
+        if process is None:
+            return [nameless]
+        own = self._places[process]
+        near = [sorted([*own, *nameless])]
+        if not any(self.lines[place].frame for place in own):
+            near.append(self._places_of_ranks(process))
+        return near
+
+    def _places_of_ranks(self, process: str) -> list[int]:
+        """Of all processes that are called the same: "VllmWorkerProcess pid=" of "VllmWorkerProcess pid=97"."""
+        kind = _NUMBER.sub("", process)
+        ranks = (places for name, places in self._places.items() if name and _NUMBER.sub("", name) == kind)
+        return sorted(chain.from_iterable(ranks))
+
+    def _stands(self, near: re.Pattern[str], index: int, places: list[int]) -> bool:
+        middle = bisect_left(places, index)
+        return any(self._has(near, place) for place in places[max(0, middle - _NEAR_ABOVE) : middle + _NEAR_BELOW])
+
+
+def _first_match(signature: Signature, messages: dict[str, list[int]], neighbours: _Neighbours) -> _Candidate | None:
+    lines = neighbours.lines
+    matches = [
         (index, match)
         for message, indices in messages.items()
         if (match := _match(signature, message))
         for index in indices
         if _may_stand_in(signature, lines[index])
-        and (signature.near is None or _has_near(signature.near, index, lines))
     ]
+    matches.sort(key=lambda one: one[0])
+    fitting = (one for one in matches if signature.near is None or neighbours.has(signature.near, one[0]))
+    found = list(islice(fitting, signature.repeated))
     if len(found) < signature.repeated:
         return None
-    index, match = min(found, key=lambda one: one[0])
+    index, match = found[0]
     groups = {name: text for name, text in match.groupdict().items() if text}
     return _Candidate(signature, lines[index], groups, signature.confidence)
 
@@ -214,31 +271,6 @@ def _continued_messages(lines: list[Line]) -> dict[str, list[int]]:
         if message:
             messages.setdefault(message, []).append(index)
     return messages
-
-
-def _has_near(near: re.Pattern[str], index: int, lines: list[Line]) -> bool:
-    """Whether a line close by has it that the same process wrote, or that names no process, as progress bars do.
-
-    Of a paste that was cut, the frames of this process may be gone: then those of another rank count.
-    """
-    process = lines[index].process
-    if _stands_near(near, index, lines, {process, None}):
-        return True
-    if process is None or any(line.frame for line in lines if line.process == process):
-        return False
-    ranks = {line.process for line in lines if line.process and _kind(line.process) == _kind(process)}
-    return _stands_near(near, index, lines, {*ranks})
-
-
-def _kind(process: str) -> str:
-    """What all ranks are called: "VllmWorkerProcess pid=" of "VllmWorkerProcess pid=97"."""
-    return _NUMBER.sub("", process)
-
-
-def _stands_near(near: re.Pattern[str], index: int, lines: list[Line], processes: set[str | None]) -> bool:
-    above = (line for line in reversed(lines[:index]) if line.process in processes)
-    below = (line for line in lines[index:] if line.process in processes)
-    return any(near.search(line.text) for line in chain(islice(above, _NEAR_ABOVE), islice(below, _NEAR_BELOW)))
 
 
 def _weighed(candidates: list[_Candidate], lines: list[Line]) -> list[_Candidate]:

@@ -24,6 +24,8 @@ _HARMLESS = re.compile(
     r"^\w+Warning: |\b\w+Warning: |^Warning: |^\S*:? ?Warning: "
     # glog, as PyTorch's C++ and torchrun write it; NCCL
     r"|(?:^|\s|\[)[IW]\d{3,4} \d\d:\d\d:\d\d|NCCL INFO|NCCL TRACE"
+    # Ray's C++, Gloo, tokenizers
+    r"|^[IW] \d+ \d+\] \S+\.cc:\d+|^\[Gloo\] Rank \d|^huggingface/tokenizers: "
 )
 _ALARM = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|fatal|NCCL WARN)\b|[Ee]rror\b|core dumped|Killed\b|Aborted\b")
 # What only programs print: the rank before a line, a bar of progress.
