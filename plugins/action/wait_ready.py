@@ -96,8 +96,8 @@ class ActionModule(ActionBase):
     def _timeout(self, waited: float, in_phase: float) -> dict[str, Any]:
         boot = self._boot_info(lines=_DIAGNOSED_LINES)
         findings = diagnose(boot["log"], self._arguments["context"])
-        message = startup.timeout_message(self._host, self._arguments["name"], boot, waited, in_phase, findings)
         log = startup.last_lines(boot["log"])
+        message = startup.timeout_message(self._host, self._arguments["name"], boot, waited, in_phase, findings, log)
         return {**boot, "log": log, "failed": True, "findings": findings, "msg": message}
 
     def _boot_info(self, **options: Any) -> dict[str, Any]:
@@ -117,7 +117,8 @@ class ActionModule(ActionBase):
         if told.get("failed"):
             raise AnsibleActionFail(f"boot_info failed on {self._host}: {told.get('msg')}", result=told)
         # What the module was called with is of no use to the reader of the result.
-        return {name: value for name, value in told.items() if name != "invocation"}
+        told = {name: value for name, value in told.items() if name != "invocation"}
+        return startup.as_member(told) if self._arguments["member"] else told
 
     def _display_line(self, text: str) -> None:
         self._display.display(startup.shorten(f"{self._host}: vllm-{self._arguments['name']}: {text}"))

@@ -47,7 +47,8 @@ options:
     description:
       - Whether the engine spans several hosts and this is one of them. O(address) and O(port) of a host that does not
         serve itself are those of the watcher C(vllm-members@NAME), who knows whether the engine serves as a whole.
-      - An engine that was started anew in the meantime, as another member has ended, has failed.
+      - An engine that was started anew in the meantime, as another member has ended, has failed. So has one that waits
+        longer than two minutes for the others to begin their starts.
     type: bool
     default: false
   timeout:

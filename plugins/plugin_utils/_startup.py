@@ -17,10 +17,15 @@ _MIB = 1 << 20
 _COLUMNS = 100
 _LAST_LINES = 40
 
+WAITING = "waiting for the other hosts"
+"""What a member of an engine over several hosts does before its start, until all are there (ExecStartPre). The members
+of a deployment begin their starts at the same time: one that does not come within two minutes does not come."""
+
 # How long a phase may last, in seconds, before it is taken for stuck. Generous on purpose: a stop of an engine that
 # would have served costs more than some minutes. Public start-up logs show 75 s for compiling, 151 s for capturing
 # graphs and, the longest, 16 minutes for FlashInfer's autotuning of a large MoE model, which is in "warming up".
 _DEADLINES = {
+    WAITING: 120.0,
     "starting": 600.0,
     "loading weights": 300.0,
     "compiling": 1200.0,
@@ -66,6 +71,12 @@ def ending(first_unit: dict[str, Any], boot: dict[str, Any], member: bool = Fals
     return "stopped" if boot["phase"] == "stopped" else None
 
 
+def as_member(boot: dict[str, Any]) -> dict[str, Any]:
+    """Returns what boot_info returns, of a member of an engine over several hosts: with the phase in which it waits."""
+    waits = boot["phase"] == "starting" and boot["unit"]["sub_state"] == "start-pre"
+    return {**boot, "phase": WAITING, "progress": None} if waits else boot
+
+
 def phase_line(boot: dict[str, Any]) -> str:
     """Returns the phase with its progress: "loading weights, 7 of 30 shards", "capturing graphs, 43 %"."""
     phase, progress = str(boot["phase"]), boot["progress"]
@@ -105,13 +116,21 @@ def failure_message(
 
 
 def timeout_message(
-    host: str, name: str, boot: dict[str, Any], waited: float, in_phase: float, findings: list[dict[str, Any]]
+    host: str,
+    name: str,
+    boot: dict[str, Any],
+    waited: float,
+    in_phase: float,
+    findings: list[dict[str, Any]],
+    log: str = "",
 ) -> str:
     """Returns where the start-up hangs and the next command."""
     lines = [
         f"{host}: vllm-{name} does not serve after {duration(waited)}: {phase_line(boot)}, "
         f"unchanged for {duration(in_phase)}"
     ]
+    if boot["phase"] == WAITING:
+        return "\n".join([*lines, _wrap(_last_line(log)), _next(host, name)])
     if findings:
         lines += [f"Perhaps: {findings[0]['title']}", *_finding_lines(findings[0])]
     lines.append("If it only needs longer: -e vllm_instance_start_timeout=SECONDS (the option timeout of wait_ready)")

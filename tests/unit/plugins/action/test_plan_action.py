@@ -51,6 +51,24 @@ def test_all_faults_are_told_once_each_with_the_host(facts):
         assert line.startswith("  gpu01: ") and variable in line
 
 
+def test_a_member_that_limit_leaves_out_is_named_before_anything_else_happens(facts):
+    big = {**CHAT, "name": "big", "span": ["gpu01", "gpu02"]}
+    member = {
+        "instances": [big],
+        "facts": {**facts, "plans": {}, "receipts": {}},
+        "network": {},
+    }
+    action = ActionModule(*[MagicMock(async_val=False, check_mode=False, diff=False)] * 5, None)
+    action._load_name = "gpufleet.vllm.plan"
+    action._task.args = {"instances": [big], "hosts": [facts["gpu_info"]], "checkpoints": facts["checkpoints"]}
+    action._task.args |= {"next_command": "again", "host": "gpu01", "member_fact": "_member", "reach_fact": "_reach"}
+    # The inventory knows the other host, this run does not.
+    result = action.run(task_vars={"hostvars": {"gpu01": {"_member": member}, "gpu02": {}}, "groups": {}})
+    assert "gpu01: vllm_instances[big].span" in result["msg"]
+    assert "names gpu02, which is not planned in this run" in result["msg"]
+    assert "--limit gpu01,gpu02" in result["msg"]
+
+
 def test_an_argument_that_the_release_does_not_know_is_a_fault_too(facts):
     result = run(facts, {**CHAT, "engine_args": {"max_model_length": 5}})
     assert "max_model_length" in result["msg"] and "plans" not in result

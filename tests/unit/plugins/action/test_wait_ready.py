@@ -189,6 +189,25 @@ def test_a_failure_that_nobody_knows_shows_the_last_line(follow):
     assert "exit-code, exited with 3, 0 restarts" in result["msg"]
 
 
+class WaitingMember(Host):
+    """A member of an engine over several hosts, about to start: another one does not come."""
+
+    def execute_module(self, module_name, module_args, task_vars):
+        self.asked.append(module_args)
+        log = "Waits for the other members. gpu2: its watcher cannot be reached (timed out)\n"
+        return boot("starting", log=log, active_state="activating", sub_state="start-pre")
+
+
+def test_a_member_does_not_wait_for_ever_for_one_that_does_not_come(follow):
+    result, printed = follow(WaitingMember([]), member=True, interval=10)
+    assert printed[0] == "gpu1: vllm-chat: waiting for the other hosts (0:00)"
+    assert result["failed"] and len(printed) < 10
+    message = result["msg"].splitlines()
+    assert message[0].startswith("gpu1: vllm-chat does not serve after 2:10: waiting for the other hosts")
+    assert "gpu2: its watcher cannot be reached" in message[1]
+    assert message[-1].startswith("Next, on gpu1: ")
+
+
 def test_a_unit_that_does_not_exist(follow):
     result, _printed = follow(Host([boot("stopped", load_state="not-found", active_state="inactive")]))
     assert result["failed"]
