@@ -31,6 +31,12 @@ options:
       - Name of the instance. Its container is C(vllm-NAME).
     type: str
     required: true
+  task:
+    description:
+      - What the engine is for. One that embeds is sent the prompts alone, and O(output_tokens) is of no account.
+    type: str
+    choices: [generate, embed]
+    default: generate
   served_model_name:
     description:
       - Model name that clients use.
@@ -87,7 +93,9 @@ options:
     type: int
     default: 900
 notes:
-  - Needs vLLM v0.9.0 or later, whose images have C(vllm bench).
+  - Needs vLLM v0.9.0 or later, whose images have C(vllm bench). For engines that embed its benchmark must have the
+    backend C(openai-embeddings).
+  - A run in which a request was not answered counts as none. What is slow to answer would be missing in its figures.
 seealso:
   - plugin: gpufleet.vllm.tune_step
     plugin_type: filter
@@ -126,7 +134,7 @@ runs:
       preemptions: 0
   contains:
     output_throughput:
-      description: Tokens of answers in each second.
+      description: Tokens of answers in each second. None of an engine that embeds.
       type: float
     total_token_throughput:
       description: Tokens of prompts and answers in each second.
@@ -181,6 +189,7 @@ LAST_LINES = 15
 
 ARGUMENT_SPEC = {
     "name": {"type": "str", "required": True},
+    "task": {"type": "str", "choices": ["generate", "embed"], "default": "generate"},
     "served_model_name": {"type": "str", "required": True},
     "model": {"type": "str", "required": True},
     "address": {"type": "str", "default": "127.0.0.1"},
@@ -246,31 +255,34 @@ def run_once(container, params):
         figures = figures_of(json.loads(text))
     except (ValueError, AttributeError) as error:
         raise BenchError(f"it wrote no result: {error}") from error
-    if not figures["completed"]:
-        raise BenchError("no request was answered; look at the log of the engine")
+    if not figures["completed"] or figures["completed"] < params["prompts"]:
+        answered = figures["completed"] or "none"
+        raise BenchError(f"of {params['prompts']} requests {answered} were answered; look at the log of the engine")
     return figures
 
 
 def arguments(params):
     """What follows `vllm bench serve`."""
+    embeds = params["task"] == "embed"
     given = {
         "base-url": f"http://127.0.0.1:{params['port']}",
         "model": params["model"],
         "served-model-name": params["served_model_name"],
         "dataset-name": "random",
         "random-input-len": params["input_tokens"],
-        "random-output-len": params["output_tokens"],
+        "random-output-len": 1 if embeds else params["output_tokens"],
         "random-prefix-len": params["prefix_tokens"],
         "num-prompts": params["prompts"],
         "max-concurrency": params["concurrency"],
         "seed": 0,
-        "percentile-metrics": ",".join(LATENCIES),
+        "percentile-metrics": LATENCIES[-1] if embeds else ",".join(LATENCIES),
         "metric-percentiles": "90,95,99",
         "result-dir": RESULT.rpartition("/")[0],
         "result-filename": RESULT.rpartition("/")[2],
     }
     words = [word for name, value in given.items() for word in ("--" + name, str(value))]
-    return [*words, "--ignore-eos", "--disable-tqdm", "--save-result"]
+    kind = ["--backend", "openai-embeddings", "--endpoint", "/v1/embeddings"] if embeds else ["--ignore-eos"]
+    return [*words, *kind, "--disable-tqdm", "--save-result"]
 
 
 def figures_of(result):

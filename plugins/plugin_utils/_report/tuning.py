@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import fmean
 from typing import Any
 
@@ -80,7 +81,10 @@ def score(row: Row, maximize: str) -> float | None:
 
 
 def cards(row: Row) -> int:
-    return int(row["changes"].get("engine_args.tensor_parallel_size") or 1)
+    # The first start has no changes: it is the inventory's, of which the case tells.
+    given = (row.get("case") or {}).get("values") or {}
+    values = {f"engine_args.{name}": value for name, value in given.items()} | dict(row["changes"])
+    return prod(int(values.get(f"engine_args.{name}_parallel_size") or 1) for name in ("tensor", "pipeline"))
 
 
 def parameter(row: Row) -> str:

@@ -27,6 +27,9 @@ PARAMETERS = (
     "tensor_parallel_size",
 )
 OBJECTIVES = ("output_throughput", "total_token_throughput", "request_throughput")
+TASKS = ("generate", "embed")
+# What an engine that embeds has nothing of: it answers at once, and keeps no keys and values for later.
+_NOT_FOR_EMBEDDING = ("enable_prefix_caching", "kv_cache_dtype")
 STARTS = ("small", "running")
 LOAD = ("input_tokens", "output_tokens", "prefix_tokens", "concurrency", "prompts", "repeats")
 # What the benchmark of vLLM is asked for.
@@ -36,7 +39,8 @@ BOUNDS = tuple(
     for statistic in ("mean", "median", "p90", "p95", "p99")
 )
 MEMORY_PARAMETERS = ("kv_cache_memory_bytes", "gpu_memory_utilization")
-_VALUES = (*PARAMETERS, "kv_cache_memory_bytes")
+# Held, so that the plan of a start does not move it with another one.
+_VALUES = (*PARAMETERS, "kv_cache_memory_bytes", "pipeline_parallel_size")
 
 # Engines compute FP8 from this compute capability on; below it an FP8 cache depends on the attention backend.
 _FP8_COMPUTE_CAPABILITY = (8, 9)
@@ -78,6 +82,7 @@ class Case:
     heads: int | None
     fp8_cards: bool
     known: Sequence[str]
+    task: str = "generate"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,6 +117,9 @@ def read_case(problem: Mapping[str, Any]) -> Case:
     known = [name for name in _VALUES if found.argument(name) is not None]
     values = {name: current_value(f"engine_args.{name}", context) for name in known}
     values["max_model_len"] = values.get("max_model_len") or (plan.get("kv") or {}).get("max_model_len")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        values[name] = (plan.get("parallel") or {}).get(name) or values.get(name)
+    task = _task(plan)
     memory = next(name for name in MEMORY_PARAMETERS if values.get(name))
     workload = instance.get("workload") or {}
     return Case(
@@ -120,15 +128,16 @@ def read_case(problem: Mapping[str, Any]) -> Case:
         **_memory_range(memory, values[memory]),
         target=_target(problem, workload, values["max_model_len"]),
         promised=int(workload.get("context") or 0),
-        load=_load(problem.get("load") or {}, workload),
-        maximize=str(problem.get("maximize") or "output_throughput"),
+        load=_load(problem.get("load") or {}, workload, task),
+        maximize=_objective(problem, task),
         bounds={str(name): float(value) for name, value in (problem.get("bounds") or {}).items()},
-        parameters=[name for name in PARAMETERS if name in (problem.get("parameters") or PARAMETERS)],
+        parameters=[name for name in _parameters_for(task) if name in (problem.get("parameters") or PARAMETERS)],
         start=str(problem.get("start") or "small"),
         cards=_cards(instance, problem["hosts"]),
         heads=(problem.get("checkpoint") or {}).get("num_attention_heads"),
         fp8_cards=_have_fp8(problem["hosts"]),
         known=known,
+        task=task,
     )
 
 
@@ -138,13 +147,30 @@ def _check(problem: Mapping[str, Any]) -> None:
         raise TuningError(f"{plan['name']} does not fit as it is in the inventory. Next: plan_vllm says what would fit")
     if plan.get("launch"):
         raise TuningError(f"{plan['name']} spans several hosts; only engines on one host can be tuned")
-    if (plan.get("task") or "generate") != "generate":
-        raise TuningError(f"{plan['name']} is for {plan['task']}; only engines that generate text can be tuned")
+    task = _task(plan)
+    if task not in TASKS:
+        raise TuningError(f"{plan['name']} is for {task}; only engines for {' or '.join(TASKS)} can be tuned")
     _known("vllm_tune_parameters", problem.get("parameters") or (), PARAMETERS)
     _known("vllm_tune_maximize", [problem.get("maximize") or OBJECTIVES[0]], OBJECTIVES)
     _known("vllm_tune_start", [problem.get("start") or STARTS[0]], STARTS)
-    _known("vllm_tune_bounds", problem.get("bounds") or (), BOUNDS)
+    bounds = BOUNDS if task == "generate" else [name for name in BOUNDS if "_e2el_" in name]
+    _known("vllm_tune_bounds", problem.get("bounds") or (), bounds)
     _known("vllm_tune_load", problem.get("load") or (), LOAD)
+
+
+def _task(plan: Mapping[str, Any]) -> str:
+    task = str(plan.get("task") or "generate")
+    return "embed" if task == "embedding" else task
+
+
+def _parameters_for(task: str) -> list[str]:
+    return [name for name in PARAMETERS if task == "generate" or name not in _NOT_FOR_EMBEDDING]
+
+
+def _objective(problem: Mapping[str, Any], task: str) -> str:
+    """An engine that embeds puts out no tokens: those that it takes in are counted."""
+    asked = str(problem.get("maximize") or OBJECTIVES[0])
+    return "total_token_throughput" if task == "embed" and asked == "output_throughput" else asked
 
 
 def _known(variable: str, given: Iterable[Any], known: Sequence[str]) -> None:
@@ -168,14 +194,16 @@ def _target(problem: Mapping[str, Any], workload: Mapping[str, Any], length: Any
     return min(asked, int(model)) if model else asked
 
 
-def _load(given: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
+def _load(given: Mapping[str, Any], workload: Mapping[str, Any], task: str) -> dict[str, int]:
     length = int(_FILLED_SHARE * (workload.get("typical_context") or workload.get("context") or _LOAD_LENGTH))
     prefix = int(given.get("prefix_tokens") or 0)
+    answer = 0 if task == "embed" else int(given.get("output_tokens") or max(1, length - int(_PROMPT_SHARE * length)))
+    prompt = length if task == "embed" else int(_PROMPT_SHARE * length)
     concurrency = int(given.get("concurrency") or workload.get("sequences") or _LOAD_SEQUENCES)
     return {
         "prefix_tokens": prefix,
-        "input_tokens": int(given.get("input_tokens") or max(1, int(_PROMPT_SHARE * length) - prefix)),
-        "output_tokens": int(given.get("output_tokens") or max(1, length - int(_PROMPT_SHARE * length))),
+        "input_tokens": int(given.get("input_tokens") or max(1, prompt - prefix)),
+        "output_tokens": answer,
         "concurrency": concurrency,
         "prompts": int(given.get("prompts") or min(_MOST_PROMPTS, max(_LEAST_PROMPTS, _ROUNDS * concurrency))),
         "repeats": max(2, int(given.get("repeats") or 3)),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from .case import TuningError
+
 Run = Mapping[str, Any]
 """What one run of the benchmark measured: the objective, and the latencies that have bounds."""
 
@@ -29,22 +31,31 @@ class Mark:
 
 
 def mark(runs: Sequence[Run], maximize: str, bounds: Mapping[str, float], cards: int) -> Mark:
-    """The mark of the runs on a start that took so many cards. Raises KeyError for a figure that was not measured."""
-    values = [float(run[maximize]) for run in runs]
+    """The mark of the runs on a start that took so many cards. Raises TuningError for a figure that is missing."""
+    values = [_figure(run, maximize) for run in runs]
     mean = fmean(values)
     excess, broken = 0.0, []
     for name, bound in sorted(bounds.items()):
-        measured = fmean(float(run[name]) for run in runs)
+        measured = fmean(_figure(run, name) for run in runs)
         if measured > bound:
             excess = max(excess, measured / bound - 1)
             broken.append(f"{name} {measured:.5g} is above {bound:g}")
     return Mark(mean / cards, (max(values) - min(values)) / mean if mean else 0.0, excess, tuple(broken))
 
 
+def _figure(run: Run, name: str) -> float:
+    value = run.get(name)
+    if value is None:
+        raise TuningError(f"the benchmark of this release measures no {name}. Next: take another bound or objective")
+    return float(value)
+
+
 def compare(candidate: Mark, best: Mark, noise: float) -> tuple[bool, str]:
     """Whether the candidate is better, and why in words. noise: as a share; what differs by less counts as equal."""
-    if best.broken and candidate.excess < best.excess - noise:
-        return True, "nearer to the bounds" if candidate.broken else "keeps the bounds"
+    if best.broken and not candidate.broken:
+        return True, "keeps the bounds"
+    if candidate.broken and candidate.excess < best.excess - noise:
+        return True, "nearer to the bounds"
     if candidate.broken:
         return False, "; ".join(candidate.broken)
     gain = candidate.score / best.score - 1 if best.score else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,9 +39,9 @@ def next_step(problem: Mapping[str, Any], ledger: Sequence[Row]) -> Step:
     state, trial = _replay(case, rows)
     common = {"basis": basis, "number": len(rows) + 1, "case": case.as_dict()}
     bound = _bound(problem, rows)
-    if not within(str(problem.get("window") or ""), str(problem.get("now") or "")):
-        why = f"It is {problem['now']}, and the window is {problem['window']}: the engine is as it was until then."
-        return {**common, "verdict": "paused", "stage": "pause", "changes": {}, "why": why, "notes": state.notes}
+    over = _window_is_over(problem, rows if trial and not bound else [])
+    if over:
+        return {**common, "verdict": "paused", "stage": "pause", "changes": {}, "why": over, "notes": state.notes}
     if trial is None or bound:
         return {**common, **_done(state, trial is not None, bound)}
     return {
@@ -64,6 +65,26 @@ def within(window: str, now: str) -> bool:
         raise TuningError(f"vllm_tune_window {window} is no window; write, for example, 22:00-05:00")
     begin, end = match.groups()
     return begin <= now < end if begin < end else now >= begin or now < end
+
+
+def _window_is_over(problem: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Why nothing may begin now: it is outside of the window, or a step like the longest so far, and the way back
+    after it, would not end within it."""
+    window, now = str(problem.get("window") or ""), str(problem.get("now") or "")
+    if not window:
+        return ""
+    until = f"the window is {window}: the engine is as it was until the next one."
+    if not within(window, now):
+        return f"It is {now}, and {until}"
+    needed = math.ceil(2 * max((row["minutes"] for row in rows), default=0))
+    enough = within(window, _later(now, needed))
+    return "" if enough else f"It is {now}, a step and the way back may take {needed} minutes, and {until}"
+
+
+def _later(now: str, minutes: int) -> str:
+    hour, minute = map(int, now.split(":"))
+    total = (60 * hour + minute + minutes) % (24 * 60)
+    return f"{total // 60:02d}:{total % 60:02d}"
 
 
 def read_rows(text: str) -> list[Row]:

@@ -58,12 +58,14 @@ Kept = Generator[Trial, Outcome, bool]
 
 @dataclass
 class State:
-    """Where the procedure is. verdicts: of each trial so far, whether its change was kept, and why in words."""
+    """Where the procedure is. last: the mark of the last change that was tried, if it ran. verdicts: of each trial so
+    far, whether its change was kept, and why in words."""
 
     case: Case
     values: Values
     mark: Mark | None = None
     given: Mark | None = None
+    last: Mark | None = None
     noise: float = _LEAST_NOISE
     verdicts: list[tuple[bool, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -71,8 +73,7 @@ class State:
     best: Values | None = None
 
     def rate(self, outcome: Outcome, values: Mapping[str, Any]) -> Mark:
-        cards = int(values.get("tensor_parallel_size") or 1)
-        found = mark(outcome.runs, self.case.maximize, self.case.bounds, cards)
+        found = mark(outcome.runs, self.case.maximize, self.case.bounds, _cards_of(values))
         self.noise = max(self.noise, found.spread)
         return found
 
@@ -169,8 +170,8 @@ def _serves(state: State, outcome: Outcome) -> bool:
 
 def _lengthened(state: State, outcome: Outcome, length: int) -> int:
     state.values = {**state.values, "max_model_len": length}
-    if outcome.runs:
-        state.mark = state.rate(outcome, state.values)
+    # What was measured with other values says nothing of these.
+    state.mark = state.rate(outcome, state.values) if outcome.runs else None
     state.judge(True, "serves")
     return length
 
@@ -208,7 +209,7 @@ def _find_boundary(state: State, good: int, bad: int, estimate: int | None) -> S
         return
     outcome = yield Trial(
         "max_model_len",
-        f"back from the boundary at {good}",
+        f"back from the boundary at {good}" if back < good else "the longest that is promised and serves, measured",
         {**state.values, "max_model_len": back},
         "max_model_len",
         good,
@@ -234,10 +235,11 @@ def _try(state: State, name: str, value: Any, why: str) -> Kept:
     """One change of one parameter, kept only if it is better by more than the noise."""
     before, values = state.values.get(name), {**state.values, name: value}
     outcome = yield Trial(name, why, values, name, before, value)
+    state.last = None
     if outcome.kind != "serves" or not outcome.runs:
         state.judge(False, f"the boundary: {_failure(outcome)}")
         return False
-    found = state.rate(outcome, values)
+    state.last = found = state.rate(outcome, values)
     kept, told = (True, "") if state.mark is None else compare(found, state.mark, state.noise)
     if kept:
         state.values, state.mark = values, found
@@ -248,14 +250,15 @@ def _try(state: State, name: str, value: Any, why: str) -> Kept:
 def _memory(state: State) -> Steps:
     """More memory, as long as that helps. If it never does, memory is not the bottleneck."""
     memory, most = state.case.memory, state.case.most_memory
-    raised, helped = False, False
+    helped = False
+    state.last = None
     for value in _memory_values(state):
-        raised = True
         why = f"a larger KV cache; the plan allows up to {most:g}"
         if not (yield from _try(state, memory, value, why)):
             break
         helped = True
-    if raised and not helped:
+    # What did not run, or broke a bound, says nothing of the gain.
+    if not helped and state.last is not None and not state.last.broken:
         state.notes.append(
             "Memory is not the bottleneck: more of it gains nothing. What may be are max_num_seqs and "
             "max_num_batched_tokens."
@@ -370,6 +373,9 @@ def _tensor_parallel(state: State) -> Steps:
     """Several cards against one, by throughput for each card: the others could run replicas."""
     name = "tensor_parallel_size"
     size = int(state.values.get(name) or 1)
+    if int(state.values.get("pipeline_parallel_size") or 1) > 1:
+        state.notes.append("tensor_parallel_size was left alone: the engine has stages on several cards.")
+        return
     if size > 1:
         yield from _try(state, name, 1, "one card each for several engines, against several cards for one")
         return
@@ -390,7 +396,18 @@ _STAGES: dict[str, Callable[[State], Steps]] = {
 
 def settle(state: State) -> None:
     """What is found stays only if it beats what there was, or allows the longer requests that are asked for."""
+    if state.mark is None and state.given is not None:
+        state.notes.append("The engine stays as it was: nothing else could be measured.")
+        return
     state.best = state.values
+    _settle_against(state)
+    kept = state.given if state.best is None else state.mark
+    if kept is not None and kept.broken:
+        state.notes.append(f"The bounds are not kept, the nearest is: {'; '.join(kept.broken)}.")
+
+
+def _settle_against(state: State) -> None:
+    """Compares what was found with what there was."""
     if state.given is None or state.mark is None:
         return
     before, after = int(state.case.values["max_model_len"]), int(state.values["max_model_len"])
@@ -402,6 +419,10 @@ def settle(state: State) -> None:
     if not better or shorter:
         state.best = None
         state.notes.append(f"The engine stays as it was: {'it takes longer requests' if shorter else told}.")
+
+
+def _cards_of(values: Mapping[str, Any]) -> int:
+    return int(values.get("tensor_parallel_size") or 1) * int(values.get("pipeline_parallel_size") or 1)
 
 
 def _failure(outcome: Outcome) -> str:

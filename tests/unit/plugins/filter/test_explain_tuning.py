@@ -12,6 +12,7 @@ from ansible.errors import AnsibleFilterError
 from tuning_examples import tuned
 
 from ansible_collections.gpufleet.vllm.plugins.filter.explain_tuning import explain_tuning
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.tuning import score
 
 
 @pytest.fixture
@@ -78,3 +79,12 @@ def test_no_tuning_is_told():
 def test_another_format_is_refused():
     with pytest.raises(AnsibleFilterError, match="write text or html"):
         explain_tuning(tuned(), "gpu01", "chat", format="pdf")
+
+
+def test_the_first_start_counts_for_the_cards_that_the_inventory_gives_it():
+    rows = tuned()
+    given = score(rows[0], "output_throughput")
+    for names in (["tensor"], ["pipeline"]):
+        values = {**rows[0]["case"]["values"], **{f"{name}_parallel_size": 2 for name in names}}
+        row = {**rows[0], "case": {**rows[0]["case"], "values": values}}
+        assert score(row, "output_throughput") == given / 2

@@ -13,6 +13,7 @@ from ansible_collections.gpufleet.vllm.plugins.modules import bench
 
 PARAMS = {
     "name": "chat",
+    "task": "generate",
     "served_model_name": "chat",
     "model": "/models/qwen",
     "port": 8000,
@@ -27,7 +28,6 @@ PARAMS = {
 # What vLLM 0.32.0 wrote for a run, with the figures that are used.
 RESULT = {
     "duration": 4.20004,
-    "completed": 32,
     "total_input_tokens": 2880,
     "total_output_tokens": 320,
     "request_throughput": 7.61897,
@@ -51,7 +51,9 @@ class Docker:
     def __call__(self, command, **_options):
         self.commands.append(command)
         if "cat" in command:
-            return SimpleNamespace(returncode=0, stdout=json.dumps(self._result) if self._result else "", stderr="")
+            sent = int(self.runs[-1][self.runs[-1].index("--num-prompts") + 1])
+            result = {"completed": sent, **self._result} if self._result else None
+            return SimpleNamespace(returncode=0, stdout=json.dumps(result) if result else "", stderr="")
         if "rm" in command:
             return SimpleNamespace(returncode=0, stdout="", stderr="")
         return SimpleNamespace(returncode=self._status, stdout=self._output, stderr="")
@@ -76,6 +78,16 @@ def test_the_figures_of_a_run():
     figures = run(Docker())[0]
     assert (figures["output_throughput"], figures["p99_ttft_ms"], figures["mean_ttft_ms"]) == (76.19, 320.0, 210.123)
     assert figures["p99_tpot_ms"] is None
+
+
+def test_an_engine_that_embeds_is_sent_prompts_alone():
+    docker = Docker()
+    run(docker, task="embed")
+    command = docker.runs[-1]
+    assert command[command.index("--backend") + 1] == "openai-embeddings"
+    assert command[command.index("--endpoint") + 1] == "/v1/embeddings"
+    assert command[command.index("--percentile-metrics") + 1] == "e2el"
+    assert "--ignore-eos" not in command
 
 
 def test_the_key_is_in_no_argument():
@@ -104,7 +116,8 @@ def test_preemptions_are_those_of_the_run():
         (Docker(status=2, output="usage\nvllm: error: invalid choice: 'bench'"), "invalid choice: 'bench'"),
         (Docker(status=124), "longer than 60 s"),
         (Docker(result=None), "wrote no result"),
-        (Docker(result={**RESULT, "completed": 0}), "no request was answered"),
+        (Docker(result={**RESULT, "completed": 0}), "of 4 requests none were answered"),
+        (Docker(result={**RESULT, "completed": 3}), "of 4 requests 3 were answered"),
     ],
 )
 def test_a_run_that_measured_nothing_is_told(docker, said):

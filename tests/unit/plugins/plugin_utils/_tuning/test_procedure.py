@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._tuning import TuningError, next_step, row_of
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._tuning.judge import Mark, compare
 
 GIVEN = {
     "max_model_len": 8192,
@@ -21,6 +22,7 @@ GIVEN = {
     "max_num_batched_tokens": 2048,
     "kv_cache_dtype": "auto",
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
 }
 
 
@@ -123,6 +125,7 @@ def test_it_begins_with_the_engine_as_it_is_and_then_small():
         "max_num_batched_tokens": 2048,
         "kv_cache_dtype": "auto",
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
     }
     assert "differ by 0.5%" in rows[0]["verdict"]
 
@@ -347,10 +350,102 @@ def test_a_pool_in_bytes_is_tuned_in_bytes():
         ({"start": "big"}, "known are small, running"),
         ({"load": {"users": 3}}, "users is unknown"),
         ({"plan": {"name": "chat", "verdict": "does_not_fit"}}, "does not fit as it is"),
-        ({"plan": {"name": "chat", "verdict": "fits", "task": "embed"}}, "only engines that generate text"),
+        ({"plan": {"name": "chat", "verdict": "fits", "task": "rerank"}}, "only engines for generate or embed"),
         ({"plan": {"name": "chat", "verdict": "fits", "launch": {"method": "ray"}}}, "spans several hosts"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(other, said):
     with pytest.raises(TuningError, match=said):
         next_step(a_problem(**other), [])
+
+
+def an_embedder(**other):
+    problem = a_problem(load={"concurrency": 64}, bounds={"p99_e2el_ms": 900}, **other)
+    problem["plan"]["task"] = "embed"
+    return problem
+
+
+def test_an_engine_that_embeds_is_tuned_by_the_tokens_that_it_takes_in():
+    step = next_step(an_embedder(), [])
+    assert (step["case"]["maximize"], step["case"]["task"]) == ("total_token_throughput", "embed")
+    assert step["load"]["output_tokens"] == 0
+    # 90 % of the context, as for a prompt with its answer.
+    assert step["load"]["input_tokens"] == 7372
+    assert not {"kv_cache_dtype", "enable_prefix_caching"} & set(step["case"]["parameters"])
+    with pytest.raises(TuningError, match="p99_ttft_ms is unknown; known are mean_e2el_ms"):
+        next_step({**an_embedder(), "bounds": {"p99_ttft_ms": 900}}, [])
+
+
+def test_the_number_of_cards_changes_in_no_step_but_its_own():
+    """A plan that may choose makes stages on the cards that a smaller tensor_parallel_size leaves."""
+    problem = a_problem(start="running")
+    problem["plan"]["parallel"] = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+    _step, rows = run_out(Engine(gain_of_second_card=0.5), problem)
+    (tried,) = [row for row in rows if row["stage"] == "tensor_parallel_size"]
+    assert (tried["change"]["from"], tried["change"]["to"], tried["kept"]) == (2, 1, True)
+    assert all(best(row)["pipeline_parallel_size"] == 1 for row in rows[1:])
+
+
+def test_stages_are_left_as_they_are_and_count_as_cards():
+    problem = a_problem(start="running", parameters=["tensor_parallel_size", "max_num_seqs"])
+    problem["plan"]["parallel"] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    step, rows = run_out(Engine(), problem)
+    assert not [row for row in rows if row["stage"] == "tensor_parallel_size"]
+    assert any("stages on several cards" in note for note in step["notes"])
+    assert rows[0]["verdict"].startswith("3192 output_throughput")
+
+
+def test_memory_that_breaks_a_bound_or_does_not_run_is_not_said_to_gain_nothing():
+    engine = Engine()
+    whole = engine.start
+    engine.start = lambda values, measure, repeats: (
+        failed("Out of memory") if 0.81 < values["gpu_memory_utilization"] < 0.9 else whole(values, measure, repeats)
+    )
+    step, rows = run_out(engine, a_problem(parameters=["gpu_memory_utilization"]))
+    assert any("boundary: Out of memory" in row["verdict"] for row in rows)
+    assert not any(note.startswith("Memory is not the bottleneck") for note in step["notes"])
+
+
+def test_bounds_that_nothing_keeps_are_said():
+    problem = a_problem(bounds={"p99_tpot_ms": 0.5}, parameters=["max_num_seqs"])
+    step, _rows = run_out(Engine(), problem)
+    assert any(note.startswith("The bounds are not kept") and "p99_tpot_ms" in note for note in step["notes"])
+
+
+def test_a_start_that_keeps_the_bounds_beats_one_that_nearly_does():
+    kept, told = compare(Mark(90, 0, 0, ()), Mark(100, 0, 0.01, ("p99_ttft_ms 101 is above 100",)), noise=0.05)
+    assert (kept, told) == (True, "keeps the bounds")
+
+
+def test_a_figure_that_the_benchmark_lacks_is_named():
+    problem = a_problem(bounds={"p99_itl_ms": 20})
+    step = next_step(problem, [])
+    with pytest.raises(TuningError, match="measures no p99_itl_ms"):
+        row_of(problem, [], step, Engine().start(GIVEN, True, 2))
+
+
+def test_what_could_not_be_measured_does_not_replace_what_there_was():
+    engine = Engine()
+    whole = engine.start
+
+    def start(values, measure, repeats):
+        result = whole(values, measure, repeats)
+        return result if values["max_num_seqs"] == 64 else {**result, "runs": [], "finding": {"title": "no answer"}}
+
+    engine.start = start
+    step, _rows = run_out(engine, a_problem())
+    assert step["changes"] == {}
+    assert any("nothing else could be measured" in note for note in step["notes"])
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [("21:59", "paused"), ("22:00", "try"), ("04:50", "try"), ("04:56", "paused"), ("05:00", "paused")],
+)
+def test_a_step_that_would_not_end_within_the_window_is_not_begun(now, verdict):
+    problem = a_problem()
+    _step, rows = run_out(Engine(), problem, steps=2)
+    assert max(row["minutes"] for row in rows) == 2
+    # Four minutes for a step and the way back.
+    step = next_step({**problem, "window": "22:00-05:00", "now": now}, rows)
+    assert (step["verdict"], step.get("changes") == {}) == (verdict, verdict == "paused")
