@@ -130,7 +130,7 @@ def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
     encoder = _encoder_forward(shape, start)
     doubt = encoder * data["encoder_forward_deviation"]
     peak = _larger(_larger(sampler, Estimate.exact(forward)), Estimate.around(encoder, doubt, doubt))
-    peak = _larger(peak, _compilation(start))
+    peak = _larger(peak, _compilation(shape, start))
     fixed = workspace + _encoder_cache(shape, start) + data["constant_gib"] * GIB
     source = source_of(shape, start)
     deviation = data["deviation_gib"] * GIB + data["deviation_relative"] * (peak.value + fixed)
@@ -139,13 +139,16 @@ def activation(shape: Dimensions, start: Start, stage: int) -> Estimate:
     return total((peak, Estimate.around(fixed, deviation, deviation, source))).at_least(0.0)
 
 
-def _compilation(start: Start) -> Estimate:
+def _compilation(shape: Dimensions, start: Start) -> Estimate:
     """What torch.compile takes at its peak: it compiles within the profile run where its cache is empty, as it is at
     the first start of a model, a release and a batch on a host. Later starts have more."""
     band = band_of(coefficients()["compilation"], start.version)
     if start.enforce_eager:
         return Estimate.exact(0.0)
-    return Estimate(band["value_gib"] * GIB, band["low_gib"] * GIB, band["high_gib"] * GIB)
+    high = band["high_gib"]
+    if source_of(shape, start) == "extrapolated":
+        high = band.get("extrapolated_high_gib", high)
+    return Estimate(band["value_gib"] * GIB, band["low_gib"] * GIB, high * GIB)
 
 
 def _larger(left: Estimate, right: Estimate) -> Estimate:

@@ -221,3 +221,12 @@ def test_from_0_20_on_a_first_start_compiles_within_the_profile():
     assert gib(overhead.activation(QWEN, replace(H100, version=(0, 20, 0)), 0)) == pytest.approx(
         gib(overhead.activation(QWEN, H100, 0)), abs=0.01
     )
+
+
+def test_from_0_17_to_0_19_a_first_start_may_compile_within_the_profile_on_cards_that_were_not_measured():
+    small = replace(H100, version=(0, 19, 0), max_num_seqs=64, max_num_batched_tokens=2048)
+    measured, other = (
+        overhead.activation(LLAMA, replace(small, compute_capability=capability), 0) for capability in ("9.0", "8.6")
+    )
+    assert gib(other) == pytest.approx(gib(measured), abs=0.05)
+    assert other.high > 1.15 * 2**30 > measured.high
