@@ -19,7 +19,7 @@ options:
   members:
     description:
       - What each member told, by host. C(name) of the instance, C(fault) in words, C(followed) if that fault is only
-        that another member ended, and C(image_id) and C(model_manifest).
+        that another member ended, and C(image) (what equal images have in common) and C(model_manifest).
     type: dict
     required: true
   here:
@@ -87,7 +87,7 @@ def _lost(plan: Mapping[str, Any], told: Mapping[str, Any], here: Sequence[str])
 
 
 def _different(plan: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if set(told) != set(plan["hosts"]) or any("image_id" not in member for member in told.values()):
+    if set(told) != set(plan["hosts"]) or any("image" not in member for member in told.values()):
         return
     for check in check_content(plan, told):
         yield f"{check['where']}: {check['what']}. Right would be: {check['fix']}. Next, on each: {check['next']}"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from pair import Pair, playbook
+from pair import OLD, Pair, playbook
+
+
+@pytest.fixture(scope="session")
+def engine() -> Pair:
+    """The engine over both hosts, for tests that only look."""
+    return Pair()
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    """The engine over both hosts, serving the old release; whatever a test did to it is undone."""
-    pair = Pair()
-    _put_back(pair)
-    yield pair
-    _put_back(pair)
-
-
-def _put_back(pair: Pair) -> None:
-    if not pair.heal():
+def pair(engine: Pair) -> Pair:
+    """The engine over both hosts, serving the old release; whatever the test before did to it is undone."""
+    engine.heal()
+    if not engine.serves_again(OLD):
         playbook().succeeded()
-    assert pair.heal(), pair.journals()
+    assert engine.serves() == OLD, engine.journals()
+    return engine

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,22 @@ KEY = (Path.home() / ".cache/gpufleet-lab/keys/api_key").read_text().strip()
 #: The releases of the replay engine: the one that serves before each test, and the one that tests deploy.
 OLD, NEW = INVENTORY["vllm"]["vars"]["lab_replay_releases"]
 
-#: Fast starts of a model that fills a part of each card. Every test changes what it needs.
-REPLAY = {"startup_seconds": 1.5, "model": {"weights_gib": 4}}
+#: Fast starts of a model that fills a part of each card. Engines over hosts that lose each other notice it after ten
+#: minutes, as vLLM's do: until then nobody but the watchers does. Every test changes what it needs.
+REPLAY = {"startup_seconds": 1.5, "model": {"weights_gib": 4}, "heartbeat_timeout_seconds": 600}
 
 #: A restart after a second, for tests that wait for one: what is tested is that it comes, not how long it takes.
-HASTE = "/run/systemd/system/vllm-demo.service.d/haste.conf"
+HASTE = "[Service]\nRestartSec=1\n"
+
+#: As many starts as a test likes.
+PATIENCE = "[Unit]\nStartLimitIntervalSec=0\n"
+
+#: A watcher that takes a silent host for lost after 8 s in place of 30.
+NERVOUS = """[Service]
+ExecStart=
+ExecStart=/usr/bin/env python3 -c 'import sys; sys.path.insert(0, "/etc/vllm/demo"); import members; \
+  members.LOST_SECONDS = 8.0; sys.argv = ["/etc/vllm/demo/members.py", "demo"]; raise SystemExit(members.main())'
+"""
 
 
 class Member:
@@ -85,16 +95,28 @@ class Member:
         path = "/etc/gpufleet-driver/replay.json"
         self.read(f"cat > {path}.new && mv {path}.new {path}", json.dumps({**REPLAY, **settings}))
 
-    @contextlib.contextmanager
-    def firewall(self, *rules: str) -> Iterator[None]:
-        """Rules of iptables, as long as the with lasts."""
-        for rule in rules:
-            self.read(f"iptables --insert {rule}")
-        try:
-            yield
-        finally:
-            for rule in rules:
-                self.read(f"iptables --delete {rule}")
+    def drop_in(self, name: str, text: str, unit: str = "vllm-demo") -> None:
+        """Adds to a unit until heal(), or the next boot."""
+        folder = f"/run/systemd/system/{unit}.service.d"
+        self.read(f"mkdir -p {folder} && cat > {folder}/{name}.conf && systemctl daemon-reload", text)
+
+    def heal(self) -> None:
+        """Takes the faults away."""
+        self.read(
+            "iptables --flush INPUT; iptables --flush OUTPUT; rm -f /run/systemd/system/vllm-*.service.d/*.conf; "
+            # Starts of earlier tests count as well.
+            "systemctl reset-failed vllm-demo || true"
+        )
+        self.drop_in("haste", HASTE)
+        self.replay()
+
+    def start(self) -> None:
+        """Starts what the test before left down."""
+        self.read("systemctl start --no-block vllm-members@demo vllm-demo")
+
+    def firewall(self, *rules: str) -> None:
+        """Adds rules of iptables, until heal()."""
+        self.read(" && ".join(f"iptables --insert {rule}" for rule in rules))
 
 
 class Pair:
@@ -116,15 +138,16 @@ class Pair:
         except OSError as error:
             return 0, str(error)
 
-    def completion(self) -> str | None:
-        """What it answers, or None."""
+    def answer(self, **asked: Any) -> dict[str, Any] | None:
+        """What it answers at temperature 0: the choice of the API, or None."""
         message = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 64}
-        status, text = self.request("/v1/chat/completions", {**message, "temperature": 0})
-        return json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
+        status, text = self.request("/v1/chat/completions", {**message, "temperature": 0, **asked})
+        return dict(json.loads(text)["choices"][0]) if status == 200 else None
 
     def serves(self) -> str | None:
         """The version of vLLM that answers a real request, or None."""
-        if not self.completion():
+        answer = self.answer()
+        if not answer or not answer["message"]["content"]:
             return None
         version: str = json.loads(self.request("/version")[1])["version"]
         return version
@@ -149,14 +172,29 @@ class Pair:
         command = "journalctl --unit vllm-demo --unit vllm-members@demo --lines 30 --no-pager --output cat"
         return "\n".join(f"== {member.name}\n{member.run(command).stdout}" for member in self.members)
 
-    def heal(self) -> bool:
-        """Takes the faults away. Returns whether it serves what it served in the beginning."""
-        self.replay()
+    def heal(self) -> None:
         for member in self.members:
-            # Starts of earlier tests count as well.
-            member.read(f"mkdir -p $(dirname {HASTE}) && printf '[Service]\\nRestartSec=1\\n' > {HASTE}")
-            member.read("systemctl daemon-reload; systemctl reset-failed vllm-demo || true")
-        return self.serves() == OLD
+            member.heal()
+
+    def serves_again(self, release: str, seconds: float = 40.0) -> bool:
+        """Whether it serves the release, without a deployment."""
+        if self.serves() == release:
+            return True
+        if any(release not in member.read("cat /etc/vllm/demo/plan.json || true") for member in self.members):
+            return False
+        for member in self.members:
+            member.start()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.serves() == release:
+                return True
+            time.sleep(0.5)
+        return False
+
+    def cut(self) -> None:
+        """Cuts the network between the members, until heal()."""
+        peer = self.first.address
+        self.second.firewall(f"INPUT --source {peer} --jump DROP", f"OUTPUT --destination {peer} --jump DROP")
 
 
 def playbook(*arguments: str, name: str = "deploy_vllm", **variables: Any) -> Result:

@@ -39,9 +39,9 @@ def check_reach(plan: Mapping[str, Any], reach: Facts) -> list[Check]:
 
 
 def check_content(plan: Mapping[str, Any], facts: Facts) -> list[Check]:
-    """Whether image and checkpoint are the same. facts: by host {"image_id", "model_manifest"}."""
+    """Whether image and checkpoint are the same. facts: by host {"image", "model_manifest"}."""
     told = (
-        ("image_id", "the image", plan["image"], f"docker image inspect --format '{{{{.Id}}}}' {plan['image']}"),
+        ("image", "the image", plan["image"], f"docker image inspect --format '{{{{.Id}}}}' {plan['image']}"),
         ("model_manifest", "the checkpoint", plan["checkpoint"], f"sha256sum {plan['checkpoint']}/*.safetensors"),
     )
     return [check for key, what, name, command in told for check in _content(plan, facts, key, what, name, command)]

@@ -8,7 +8,7 @@ from ansible_collections.gpufleet.vllm.plugins.filter.member_faults import Filte
 
 member_faults = FilterModule().filters()["member_faults"]
 PLAN = {"name": "big", "hosts": ["a", "b"], "image": "vllm/vllm-openai:v0.32.0", "checkpoint": "/models/m"}
-GOOD = {"name": "big", "restart": True, "image_id": "sha256:1", "model_manifest": "sha256:2"}
+GOOD = {"name": "big", "restart": True, "image": "sha256:1", "model_manifest": "sha256:2"}
 
 
 def fault(text, followed=False):
@@ -44,7 +44,7 @@ def test_a_lost_connection_stops_all_unless_the_engine_runs_already():
 
 
 def test_another_image_or_checkpoint_is_named_with_its_host():
-    (told,) = faults(GOOD, {**GOOD, "image_id": "sha256:3"})
+    (told,) = faults(GOOD, {**GOOD, "image": "sha256:3"})
     assert "the image vllm/vllm-openai:v0.32.0 is not the same on all hosts (a: 1; b: 3)" in told
     (told,) = faults(GOOD, {**GOOD, "model_manifest": "sha256:4"})
     assert "the checkpoint /models/m is not the same" in told
