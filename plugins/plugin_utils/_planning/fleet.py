@@ -168,14 +168,16 @@ def _one_after_the_other(
         planned = plan({**instance, "shares_gpus": shared}, remaining)
         passed = {key: instance[key] for key in PASSED_ON if key in instance}
         names = {"hosts": [host["name"] for host in hosts]}
-        plans.append({**_defaults(instance), **names, **passed, **planned})
+        plans.append({**_defaults(instance, str(hosts[0]["name"])), **names, **passed, **planned})
         if planned["verdict"] in FITTING:
             reserve(remaining, str(instance.get("name") or ""), planned)
     return plans
 
 
-def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(instance: Mapping[str, Any], host: str) -> dict[str, Any]:
     address, port = instance.get("address") or "127.0.0.1", instance.get("port") or 8000
+    # "Every address" is none that a client could ask.
+    reached_at = host if str(address) in ("0.0.0.0", "::") else str(address)
     return {
         "name": instance.get("name"),
         "image": instance.get("image"),
@@ -185,7 +187,7 @@ def _defaults(instance: Mapping[str, Any]) -> dict[str, Any]:
         "served_model_name": instance.get("served_model_name") or instance.get("name"),
         "address": address,
         "port": port,
-        "endpoint": f"http://{bracketed(str(address))}:{port}",
+        "endpoint": f"http://{bracketed(reached_at)}:{port}",
     }
 
 

@@ -253,6 +253,12 @@ def test_one_port_on_two_addresses():
     assert [plan["endpoint"] for plan in plans] == ["http://10.0.0.7:8000", "http://[fd00::7]:8000"]
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_what_is_published_everywhere_is_reached_at_the_host(address):
+    (plan,) = plan_instances([named("a", 8000, address=address)], hosts(2), CHECKPOINTS, ["gpu01"])
+    assert plan["endpoint"] == f"http://{plan['hosts'][0]}:8000"
+
+
 @pytest.mark.parametrize("given", [{"engine_args": {"api_key": "sk-1"}}, {"extra_args": ["--api-key=sk-1"]}])
 def test_a_secret_among_the_arguments_is_refused_and_not_told(given):
     (planned,) = plan_instances([named("a", 8000, **given)], hosts(2), CHECKPOINTS, ["gpu01"])
