@@ -20,6 +20,9 @@ _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?Z| ?[+-]\d\d:?\d\d)?
 _PREFIXES = [
     re.compile(pattern)
     for pattern in (
+        # Google Cloud's and FastChat's collectors: their level is not that of vLLM's line
+        r"(?:DEFAULT|NOTICE|INFO|WARNING|ERROR) " + _TIME + r" \[resource[^\]]*\] ",
+        _TIME + r" \| \w+ +\| std(?:out|err) \| ",
         # quoted in an issue; numbered by a CI server
         r"> ?(?:- )?|\d{1,6}\t",
         # Compose and stern: "vllm-1  | "
@@ -29,9 +32,6 @@ _PREFIXES = [
         _TIME + r" \S+ [^\s:\[\]]+\[\d+\]: ",
         # Kubernetes, CI
         r"\[?" + _TIME + r"\]?[ \t]+(?:(?:stdout|stderr) [FP] )?(?=\S)",
-        # Google Cloud's and FastChat's collectors: their level is not that of vLLM's line
-        r"(?:DEFAULT|NOTICE|INFO|WARNING|ERROR) " + _TIME + r" \[resource[^\]]*\] ",
-        _TIME + r" \| \w+ +\| std(?:out|err) \| ",
         # torch.distributed and Ray
         r"\[rank\d+\]: ?",
         r"\(raylet(?:, ip=[\d.]+)?\) ",

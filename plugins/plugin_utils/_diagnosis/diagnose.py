@@ -30,6 +30,8 @@ _NEAR_BELOW = 40
 _CERTAIN = 0.9
 _LIKELY = 0.7
 _ALONE = 0.8
+# What a text with such words may mean; a story around them tells more.
+_WEAK = 0.5
 # A line outside of every traceback, in a log that has tracebacks, is seldom what ended the engine.
 _OUTSIDE_TRACEBACK = 0.1
 _MAX_EVIDENCE = 400
@@ -45,14 +47,14 @@ _CONSEQUENCE = re.compile(
 # A story of more lines than this is a log of something else.
 _LONGEST_STORY = 12
 # A unit's first lines, before the engine has written any.
-_UNIT = re.compile(r"^(?:Start|Stopp?)(?:ing|ed) \S+\.service\b")
+_UNIT = re.compile(r"^(?:Start|Stopp?)(?:ing|ed) \S+\.service\b|^Error: No such container: ")
 _TROUBLE = re.compile(
     r"fail|error|\berr\b|crash|abort|\bdie[sd]?\b|\bdead\b|kill|exit|throw|exception|segfault|evict|terminat"
     r"|hang|hung|stuck|stall|loop|deadlock|slow|forever|hours?\b|minutes|time.?out|timed|\bnever\b|\bwait|blocked"
     r"|can(?:no|'?)t\b|can not|could ?n[o']t|unable|n't\b|\bnot\b|no longer|\bno\b|without|missing|unknown|undefined"
     r"|broken|breaks?\b|\bbad\b|invalid|wrong|mismatch|incompatib|conflict|unexpected|regression|instead of|uneven"
     r"|\bOOM|out.of.memory|exceed|\bfull\b|filling|leak|insufficient|occupied|hold|\blow\b|100 ?%|\btoo\b|\bonly\b"
-    r"|more \w+ (?:\w+ )?than|denied|refus|reject|support|problem|issue|\bhow\b|\bwhy\b|\?",
+    r"|more \w+ (?:\w+ )?than|denied|forbid|refus|reject|support|problem|issue|\bhow\b|\bwhy\b|\?",
     re.IGNORECASE,
 )
 # Of the words of a class: one that names it, or two that go with it.
@@ -99,8 +101,12 @@ def diagnose(log: str, context: dict[str, Any] | None = None) -> list[dict[str, 
         alone = _candidates([replace(lines[0], harmless=False)], serves)
         candidates = [candidate for candidate in alone if candidate.score >= _ALONE]
     findings = [_finding(candidate, known) for candidate in _best(candidates)]
-    if not findings and not serves:
-        findings = _told(read, known) or _unknown(lines)
+    if not serves and (not findings or findings[0]["confidence"] <= _WEAK):
+        told = _told(read, known)
+        if told and (not findings or told[0]["confidence"] > findings[0]["confidence"]):
+            findings = told
+    if not serves and not findings:
+        findings = _unknown(lines)
     return sharpen(findings, known)
 
 

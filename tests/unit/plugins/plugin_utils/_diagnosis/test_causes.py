@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -485,3 +486,83 @@ def test_what_people_tell(story, failure_class):
 @pytest.mark.parametrize("story", ["hello", "how is vLLM doing", "Qwen3-8B on one H100, 32k tokens", "thanks!"])
 def test_what_tells_of_no_trouble(story):
     assert diagnose(story) == []
+
+
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 MiB."
+
+
+def test_engine_v0_names_the_method_that_failed():
+    log = f"""\
+(VllmWorkerProcess pid=7) ERROR 05-30 19:49:43 [x.py:242] Exception in worker while processing method load_model.
+(VllmWorkerProcess pid=7) ERROR 05-30 19:49:43 [x.py:242] {OUT_OF_MEMORY}
+"""
+    assert first(log)["class"] == "oom_weights"
+
+
+def test_of_a_paste_that_was_cut_the_frames_of_another_rank_count():
+    log = f"""\
+(VllmWorkerProcess pid=7) ERROR 05-30 19:49:43 [x.py:242] {OUT_OF_MEMORY}
+(VllmWorkerProcess pid=8) ERROR 05-30 19:49:43 [x.py:242]   File "/x/worker.py", line 9, in capture_model
+"""
+    assert first(log)["class"] == "oom_cudagraph"
+
+
+def test_what_pytorch_says_of_private_pools_tells_no_capture():
+    text = (
+        f"{OUT_OF_MEMORY} Of the allocated memory 70 GiB is allocated by PyTorch, with 46.00 MiB allocated in private "
+    )
+    assert first(text + "pools (e.g., CUDA Graphs)")["class"] == "oom_runtime"
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [
+        "INFO 2026-05-30T20:16:36.096638074Z [resource.labels.containerName: vllm] ",
+        "2026-05-30 09:22:35 | INFO | stderr | ",
+    ],
+)
+def test_the_level_of_a_collector_is_not_that_of_the_line(collector):
+    ready = "(EngineCore_DP0 pid=2) INFO 05-30 12:16:30 [core.py:1] ready"
+    failed = (
+        "(EngineCore_DP0 pid=2) ERROR 05-30 12:16:36 [core.py:842] ValueError: No available memory for the cache blocks"
+    )
+    assert first(f"{collector}{ready}\n{collector}{failed}")["class"] == "oom_kv_cache"
+
+
+def test_one_line_that_is_pasted_alone_is_meant():
+    line = "WARNING 05-30 10:00:00 [x.py:1] Found GPU1 Tesla P100 which is of compute capability (CC) 6.0."
+    assert first(line)["class"] == "compute_capability_too_low"
+    assert (
+        diagnose("INFO 05-30 10:00:00 [x.py:1] CUDA graphs can take memory. If you are running out of memory, wait")
+        == []
+    )
+
+
+ANSWERS = "INFO 05-30 10:00:09 [loggers.py:9] Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 1 reqs"
+REQUEST = "ERROR 05-30 10:00:01 [serving_chat.py:1] jinja2.exceptions.TemplateError: Conversation roles must alternate"
+
+
+def test_the_end_of_a_log_that_still_answers_is_healthy():
+    assert diagnose(f"{ANSWERS}\n{REQUEST}\n{ANSWERS}") == []
+    assert first(f"{ANSWERS}\n{REQUEST}")["class"] == "chat_template_missing"
+    ended = f"{ANSWERS}\nERROR [core.py:1] EngineCore encountered a fatal error.\n{OUT_OF_MEMORY}\n{ANSWERS}"
+    assert first(ended)["class"] == "oom_runtime"
+
+
+def test_a_guess_by_words_proposes_no_change():
+    finding = first("VRAM trouble: the weights are broken somehow?")
+    assert finding["change"] is None
+    assert finding["confidence"] <= 0.3
+
+
+def test_a_long_log_of_many_ranks_takes_seconds():
+    ranks = range(8)
+    noise = [
+        f"(Worker_TP{rank} pid={rank}) INFO 05-30 10:00:00 [x.py:1] step {step}"
+        for step in range(500)
+        for rank in ranks
+    ]
+    errors = [f"(Worker_TP{rank} pid={rank}) ERROR 05-30 10:00:00 [x.py:1] {OUT_OF_MEMORY}" for rank in ranks] * 250
+    start = time.process_time()
+    assert first("\n".join([*noise, *errors, *noise]))["class"].startswith("oom_")
+    assert time.process_time() - start < 10
