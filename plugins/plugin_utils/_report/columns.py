@@ -67,3 +67,8 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ", most: int = 24) -> 
         for number in range(max(map(len, cells))):
             parts = (cell[number] if number < len(cell) else "" for cell in cells)
             yield (indent + "  ".join(padded(part, size) for part, size in zip(parts, sizes, strict=True))).rstrip()
+
+
+def plain(value: float) -> str:
+    """A figure as people write it: 12,346 and not 1.2346e+04."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from .columns import WIDTH, padded, wrap
+from .columns import WIDTH, padded, plain, wrap
 
 Row = Mapping[str, Any]
 
@@ -100,6 +100,11 @@ def number(value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def began_with(value: Any) -> str:
+    """What a change is from; where nothing was set, the release's default."""
+    return number(value) or "default"
+
+
 def explain_tuning(tuning: Tuning, command: str = "") -> str:
     """The tuning as text in 100 columns. command: how to deploy what is put into the inventory."""
     blocks = [
@@ -113,7 +118,7 @@ def explain_tuning(tuning: Tuning, command: str = "") -> str:
 
 def _headline(tuning: Tuning) -> str:
     steps = f"{tuning.name} on {tuning.host}: {len(tuning.rows)} steps in {tuning.minutes:.0f} minutes"
-    bounds = "".join(f", {name} at most {bound:g}" for name, bound in sorted(tuning.bounds.items()))
+    bounds = "".join(f", {name} at most {plain(bound)}" for name, bound in sorted(tuning.bounds.items()))
     return f"{steps}, for the largest {tuning.maximize} of each card{bounds}. {(tuning.end or {}).get('why') or ''}"
 
 
@@ -125,9 +130,9 @@ def _table(tuning: Tuning) -> Iterator[str]:
         cells = (
             str(row["number"]),
             parameter(row),
-            number(change["from"]),
+            began_with(change["from"]) if row["change"] else "",
             number(change["to"]),
-            "–" if measured is None else f"{measured:.5g}",
+            "–" if measured is None else plain(measured),
         )
         head = _columns(cells)
         yield from wrap(str(row["verdict"]), head, " " * sum(COLUMNS))

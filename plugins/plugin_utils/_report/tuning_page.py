@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from .columns import plain
 from .html import _cell, _text, document
-from .tuning import Row, Tuning, cards, engine_args_text, number, parameter, score
+from .tuning import Row, Tuning, began_with, cards, engine_args_text, number, parameter, score
 
 STYLE = "tuning.css"
 WIDTH, HEIGHT = 520, 220
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 18, 34
+LEFT, RIGHT, TOP, BOTTOM = 94, 14, 18, 34
 HEADROOM = 1.12
 KINDS = {"kept": "kept", "back": "rolled back", "failed": "did not run"}
 TABLE = ("Step", "Parameter", "From", "To", "Measured", "KV tokens", "Verdict")
@@ -79,6 +80,7 @@ def _result(tuning: Tuning) -> str:
 
 def _legend(bounds: Mapping[str, float]) -> str:
     items = "".join(f'<span><i class="mark {kind}"></i>{told}</span>' for kind, told in KINDS.items())
+    items += '<span><i class="mark unmeasured"></i>not measured</span>'
     bound = '<span><i class="mark bound"></i>bound</span>' if bounds else ""
     return f'<p class="legend">{items}{bound}</p>'
 
@@ -101,13 +103,14 @@ def _points(tuning: Tuning, name: str, figure: str, for_each_card: bool) -> Iter
         if row["change"] and parameter(row) == name:
             if not begun:
                 yield Point(
-                    number(row["change"]["from"]), _values(base, figure, for_each_card), "kept", "before the change"
+                    began_with(row["change"]["from"]), _values(base, figure, for_each_card), "kept", "before the change"
                 )
                 begun = True
             kind = "failed" if row["outcome"] != "serves" else "kept" if row["kept"] else "back"
             title = f"step {row['number']}: {row['verdict']}"
             yield Point(number(row["change"]["to"]), _values(row, figure, for_each_card), kind, title)
-        if row["kept"] and row["runs"]:
+        # A start that was not measured is no base either: what it begins with cannot be compared.
+        if row["kept"]:
             base = row
 
 
@@ -148,7 +151,7 @@ def _axis(top: float, height: Any) -> Iterator[str]:
         value = share * top / HEADROOM
         y = height(value)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="scale" x="{LEFT - 8}" y="{y + 4:.1f}">{value:.4g}</text>'
+        yield f'<text class="scale" x="{LEFT - 8}" y="{y + 4:.1f}">{plain(value)}</text>'
 
 
 def _marks(x: float, point: Point, height: Any) -> Iterator[str]:
@@ -166,7 +169,7 @@ def _marks(x: float, point: Point, height: Any) -> Iterator[str]:
 
 
 def _mean(point: Point) -> str:
-    return f"{fmean(point.values):.4g}" if point.values else KINDS.get(point.kind, "not measured")
+    return plain(fmean(point.values)) if point.values else KINDS.get(point.kind, "not measured")
 
 
 def _steps(tuning: Tuning) -> str:
@@ -183,9 +186,9 @@ def _cells(row: Row, maximize: str) -> Iterator[str]:
     values = (
         str(row["number"]),
         _text(parameter(row)),
-        _text(number(change.get("from"))),
+        _text(began_with(change["from"])) if change else "",
         _text(number(change.get("to"))),
-        "–" if measured is None else f"{measured:.5g}",
+        "–" if measured is None else plain(measured),
         "–" if tokens is None else f"{tokens:,}",
         _text(row["verdict"]),
     )

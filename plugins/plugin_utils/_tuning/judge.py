@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from .._report.columns import plain
 from .case import TuningError
 
 Run = Mapping[str, Any]
@@ -39,7 +40,7 @@ def mark(runs: Sequence[Run], maximize: str, bounds: Mapping[str, float], cards:
         measured = fmean(_figure(run, name) for run in runs)
         if measured > bound:
             excess = max(excess, measured / bound - 1)
-            broken.append(f"{name} {measured:.5g} is above {bound:g}")
+            broken.append(f"{name} {plain(measured)} is above {plain(bound)}")
     return Mark(mean / cards, (max(values) - min(values)) / mean if mean else 0.0, excess, tuple(broken))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._report.columns import plain
 from .case import Case
 from .judge import Mark, compare, mark
 
@@ -27,6 +28,7 @@ _BACK_FROM_BOUNDARY = 0.9
 _LEAST_NOISE = 0.02
 _SHARES_OF_BYTES = (0.75, 1.0)
 _UTILIZATION_STEP = 0.05
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _as_it_runs(state: State) -> Steps:
     outcome = yield Trial("as it is", "what there is to beat, and how much equal runs differ", None)
     if outcome.kind == "serves" and outcome.runs:
         state.given = state.rate(outcome, state.case.values)
-        told = f"{state.given.score:.5g} {state.case.maximize}; equal runs differ by {state.given.spread:.1%}"
+        told = f"{plain(state.given.score)} {state.case.maximize}; equal runs differ by {state.given.spread:.1%}"
         state.judge(True, "; ".join([told, *state.given.broken]))
     else:
         state.judge(False, _failure(outcome))
@@ -252,8 +254,9 @@ def _memory(state: State) -> Steps:
     memory, most = state.case.memory, state.case.most_memory
     helped = False
     state.last = None
+    allowed = f"{most / _GIB:.4g} GiB" if memory == "kv_cache_memory_bytes" else f"{most:g}"
+    why = f"a larger KV cache; the plan allows up to {allowed}"
     for value in _memory_values(state):
-        why = f"a larger KV cache; the plan allows up to {most:g}"
         if not (yield from _try(state, memory, value, why)):
             break
         helped = True

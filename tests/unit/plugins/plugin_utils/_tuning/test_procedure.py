@@ -392,7 +392,7 @@ def test_stages_are_left_as_they_are_and_count_as_cards():
     step, rows = run_out(Engine(), problem)
     assert not [row for row in rows if row["stage"] == "tensor_parallel_size"]
     assert any("stages on several cards" in note for note in step["notes"])
-    assert rows[0]["verdict"].startswith("3192 output_throughput")
+    assert rows[0]["verdict"].startswith("3,192 output_throughput")
 
 
 def test_memory_that_breaks_a_bound_or_does_not_run_is_not_said_to_gain_nothing():
