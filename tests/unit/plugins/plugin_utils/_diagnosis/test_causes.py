@@ -542,6 +542,23 @@ ANSWERS = "INFO 05-30 10:00:09 [loggers.py:9] Engine 000: Avg prompt throughput:
 REQUEST = "ERROR 05-30 10:00:01 [serving_chat.py:1] jinja2.exceptions.TemplateError: Conversation roles must alternate"
 
 
+@pytest.mark.parametrize(
+    ("frame", "variable", "to"),
+    [
+        ("load_model", "tensor_parallel_size", 2),
+        ("profile_run", "max_num_batched_tokens", 4096),
+        ("_dummy_sampler_run", "max_num_seqs", 128),
+        ("_allocate_kv_cache_tensors", "gpu_memory_utilization", 0.85),
+        ("capture_model", "gpu_memory_utilization", 0.85),
+        ("run_busy_loop", "gpu_memory_utilization", 0.85),
+    ],
+)
+def test_the_allocation_that_failed_decides_what_to_change(frame, variable, to):
+    pins = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.9}
+    change = first(f'  File "x.py", line 5, in {frame}\n{OUT_OF_MEMORY}', {"instance": {"engine_args": pins}})["change"]
+    assert (change["variable"], change["to"]) == (f"engine_args.{variable}", to)
+
+
 def test_the_end_of_a_log_that_still_answers_is_healthy():
     assert diagnose(f"{ANSWERS}\n{REQUEST}\n{ANSWERS}") == []
     assert first(f"{ANSWERS}\n{REQUEST}")["class"] == "chat_template_missing"
