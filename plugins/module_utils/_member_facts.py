@@ -125,9 +125,7 @@ def listen(ports, peers, seconds):
     _end_earlier()
     token, listeners = secrets.token_hex(8), []
     for port in ports:
-        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM) if socket.has_ipv6 else socket.socket()
-        with contextlib.suppress(OSError, AttributeError):
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener = _listener()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
@@ -140,6 +138,17 @@ def listen(ports, peers, seconds):
     for listener in listeners:
         listener.close()
     return {"token": token, "ports": free}
+
+
+def _listener():
+    """A socket for IPv4 and IPv6; for IPv4 alone where the kernel was started without IPv6 (ipv6.disable=1)."""
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with contextlib.suppress(OSError, AttributeError):
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return listener
 
 
 def _end_earlier():

@@ -105,14 +105,25 @@ def _network(plan: Mapping[str, Any], _facts: Facts) -> Iterator[Check]:
 
 
 def _rdma(plan: Mapping[str, Any], facts: Facts) -> Iterator[Check]:
+    if any(member["rdma"] for member in plan["launch"]["members"]):
+        return
     active = {
-        host: [port for port in facts[host]["network"].get("rdma") or () if port.get("state") == "ACTIVE"]
-        for host in plan["hosts"]
+        host: sorted({str(port["link_layer"]) for port in told["network"].get("rdma") or () if _usable(port)})
+        for host, told in facts.items()
+        if host in plan["hosts"]
     }
-    without = [host for host, ports in active.items() if not ports]
+    without = [host for host, layers in active.items() if not layers]
     if without and len(without) < len(active):
         what = f"no active InfiniBand or RoCE device on {', '.join(without)}, so all send over TCP"
         yield _check("rdma", "warning", what, _where(plan), "bring the port up there", "ibv_devinfo")
+    elif not without:
+        kinds = _differing(plan, {host: " and ".join(layers) for host, layers in active.items()})
+        what = f"the RDMA devices are of different kinds ({kinds}), so all send over TCP"
+        yield _check("rdma", "warning", what, _where(plan), "one kind of network on all hosts", "ibv_devinfo")
+
+
+def _usable(port: Mapping[str, Any]) -> bool:
+    return port.get("state") == "ACTIVE" and port.get("link_layer") in ("InfiniBand", "Ethernet")
 
 
 def _memlock(plan: Mapping[str, Any], facts: Facts) -> Iterator[Check]:
@@ -182,7 +193,8 @@ def _reach(plan: Mapping[str, Any], host: str, told: Mapping[str, Any]) -> Itera
     for item in failed:
         what = f"{item['host']} ({item['address']}) does not answer on port {item['port']}: {item['error']}"
         fix = "let all TCP ports through between the hosts of the engine: NCCL and Gloo choose theirs freely"
-        yield _check("reach", "failed", what, host, fix, f"curl --verbose telnet://{item['address']}:{item['port']}")
+        address = f"[{item['address']}]" if ":" in item["address"] else item["address"]
+        yield _check("reach", "failed", what, host, fix, f"curl --verbose telnet://{address}:{item['port']}")
     if told.get("reached") and not failed:
         peers = ", ".join(dict.fromkeys(item["host"] for item in told["reached"]))
         yield _check("reach", "ok", f"reaches {peers}", host)

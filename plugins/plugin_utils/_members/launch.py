@@ -83,7 +83,8 @@ def describe_launch(
     members, reason = [{"host": host, "interface": None, "address": None, "speed_mbps": None} for host in hosts], ""
     if known:
         members, reason = choose_network(facts, hosts, instance.get("span_interface"))
-    rows = _rows(facts, hosts) if known else []
+    devices = rdma_devices(facts, hosts) if known else {}
+    rows = [row for row in data()["environment"] if row["when"] in ("always", _condition(devices))] if known else []
     port = int(instance.get("port") or 8000)
     return {
         "method": method,
@@ -92,30 +93,43 @@ def describe_launch(
         **ports_of(port, instance.get("master_port")),
         "engines_per_host": engines // len(hosts) if engines > 1 else 0,
         "network_why": reason,
-        "members": [_with_environment(member, rows, facts.get(member["host"]) or {}) for member in members],
+        "members": [_with_environment(member, rows, devices.get(member["host"], [])) for member in members],
         "reasons": [{"variable": row["variable"], "why": row["why"]} for row in rows],
     }
 
 
-def _rows(facts: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The rows of network.yml that apply to these hosts."""
-    rdma = "with_rdma" if all(_active(facts[host]) for host in hosts) else "without_rdma"
-    return [row for row in data()["environment"] if row["when"] in ("always", rdma)]
+def rdma_devices(facts: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, list[str]]:
+    """The ports that NCCL shall use on each host, as it names them (mlx5_0:1); empty where not all hosts have some.
+
+    InfiniBand where all have it, else RoCE: a port of one kind reaches none of the other, and NCCL by itself takes
+    both. Other kinds, such as Amazon's EFA, are no business of NCCL's verbs.
+    """
+    for layer in ("InfiniBand", "Ethernet"):
+        found = {host: _active(facts[host], layer) for host in hosts}
+        if all(found.values()):
+            return found
+    return {}
 
 
-def _active(facts: Mapping[str, Any]) -> list[str]:
-    """The RDMA ports that are up, as NCCL names them: mlx5_0:1."""
-    return [f"{port['device']}:{port['port']}" for port in facts.get("rdma") or () if port.get("state") == "ACTIVE"]
+def _active(facts: Mapping[str, Any], layer: str) -> list[str]:
+    return [
+        f"{port['device']}:{port['port']}"
+        for port in facts.get("rdma") or ()
+        if port.get("state") == "ACTIVE" and port.get("link_layer") == layer
+    ]
+
+
+def _condition(devices: Mapping[str, Sequence[str]]) -> str:
+    return "with_rdma" if devices else "without_rdma"
 
 
 def _with_environment(
-    member: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+    member: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], devices: Sequence[str]
 ) -> dict[str, Any]:
-    devices = _active(facts)
     environment = {
         row["variable"]: str(row["value"]).format(
             address=member["address"], interface=member["interface"], devices=",".join(devices)
         )
         for row in rows
     }
-    return {**member, "rdma": devices if "NCCL_IB_HCA" in environment else [], "environment": environment}
+    return {**member, "rdma": list(devices), "environment": environment}

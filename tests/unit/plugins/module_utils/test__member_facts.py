@@ -89,6 +89,20 @@ def test_somebody_else_on_the_port_is_not_the_peer():
     assert reached["error"] == "somebody else answers there"
 
 
+def test_a_kernel_without_ipv6_listens_on_ipv4(monkeypatch):
+    plain = socket.socket
+
+    def without_ipv6(family=socket.AF_INET, *more):
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return plain(family, *more)
+
+    monkeypatch.setattr(facts.socket, "socket", without_ipv6)
+    listener = facts._listener()
+    assert listener.family == socket.AF_INET
+    listener.close()
+
+
 def test_a_port_that_is_taken_is_left_out():
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("", 0))

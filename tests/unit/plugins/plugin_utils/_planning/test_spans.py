@@ -329,6 +329,25 @@ def test_rdma_is_used_where_every_member_has_it():
     assert "--env NCCL_IB_DISABLE=1" in " ".join(docker_run(plan, "/env", "/cache", "a"))
 
 
+def test_only_rdma_ports_that_reach_each_other_are_used():
+    infiniband = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand"}
+    roce = {"device": "mlx5_2", "port": 1, "state": "ACTIVE", "link_layer": "Ethernet"}
+    efa = {"device": "efa_0", "port": 1, "state": "ACTIVE", "link_layer": "Unspecified"}
+    members = fleet([instance()])
+
+    def told(first, second):
+        members["a"]["network"]["rdma"], members["b"]["network"]["rdma"] = first, second
+        (plan,) = planned(members)
+        return [member["rdma"] for member in plan["launch"]["members"]], judged(members)[0].get("rdma", {}).get("what")
+
+    assert told([infiniband, roce], [roce, infiniband]) == ([["mlx5_0:1"]] * 2, None)
+    assert told([infiniband, roce], [roce]) == ([["mlx5_2:1"]] * 2, None)
+    devices, warning = told([infiniband], [roce])
+    assert devices == [[], []] and "different kinds (a: InfiniBand; b: Ethernet)" in warning
+    assert told([efa], [efa]) == ([[], []], None)
+    assert "no active InfiniBand or RoCE device on b" in told([roce], [efa])[1]
+
+
 def test_variables_of_the_instance_win():
     (plan,) = planned(fleet([instance(environment={"NCCL_SOCKET_IFNAME": "ib0"})]))
     command = docker_run(plan, "/env", "/cache", "a")
