@@ -12,6 +12,7 @@ beside the weights depends on it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from ._planning.fleet import described
 Experience = dict[str, Any]
 Receipt = Mapping[str, Any]
 _VERSION = 1
+# auto, fp8_e4m3, bfloat16, mp; no path, address or text of somebody's.
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class ExperienceError(ValueError):
@@ -66,11 +69,25 @@ def add_receipts(
     """Returns the experience with receipts of one model; of equal starts the newest counts."""
     entries = {_start(entry): entry for entry in experience["receipts"]}
     for receipt in receipts:
-        entry = {"model": dict(model), "time": time, "receipt": dict(receipt)}
+        entry = {"model": dict(model), "time": time, "receipt": _portable(receipt)}
         # A start that measured the same again is no news: the file stays as it is.
         if (entries.get(_start(entry)) or {}).get("receipt") != entry["receipt"]:
             entries[_start(entry)] = entry
     return {"version": _VERSION, "receipts": [entries[start] for start in sorted(entries)]}
+
+
+def _portable(receipt: Receipt) -> dict[str, Any]:
+    """The receipt without what is of one fleet alone: the registry of the image, and paths and addresses in arguments."""
+    found = dict(receipt)
+    if found.get("image"):
+        found["image"] = str(found["image"]).rpartition("/")[2]
+    arguments = dict(found.get("arguments") or {})
+    found["arguments"] = {name: value for name, value in arguments.items() if _is_setting(value)}
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and bool(_WORD.fullmatch(value)))
 
 
 def _start(entry: Mapping[str, Any]) -> str:

@@ -35,6 +35,23 @@ def test_receipts_are_kept_with_their_model():
     assert entry["receipt"] == RECEIPT
 
 
+def test_what_is_of_one_fleet_alone_is_left_out():
+    own = {
+        "image": "registry.corp.example:5000/ai/vllm-openai:v0.32.0",
+        "arguments": {
+            "max_num_seqs": 8,
+            "kv_cache_dtype": "fp8",
+            "enforce_eager": True,
+            "chat_template": "/srv/alice/template.jinja",
+            "master_addr": "10.0.0.1",
+            "hf_overrides": {"x": "y"},
+        },
+    }
+    (entry,) = json.loads(added("", {**RECEIPT, **own}))["receipts"]
+    assert entry["receipt"]["image"] == "vllm-openai:v0.32.0"
+    assert entry["receipt"]["arguments"] == {"max_num_seqs": 8, "kv_cache_dtype": "fp8", "enforce_eager": True}
+
+
 def test_of_equal_starts_the_newest_counts():
     newer = {**RECEIPT, "measured": {"kv_tokens": 1001}}
     other = {**RECEIPT, "arguments": {"max_num_seqs": 16}}
