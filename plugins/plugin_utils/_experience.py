@@ -77,7 +77,7 @@ def add_receipts(
 
 
 def _portable(receipt: Receipt) -> dict[str, Any]:
-    """The receipt without what is of one fleet alone: the registry of the image, and paths and addresses in arguments."""
+    """The receipt without what is of one fleet alone: the registry of the image, paths and addresses in arguments."""
     found = dict(receipt)
     if found.get("image"):
         found["image"] = str(found["image"]).rpartition("/")[2]
