@@ -171,7 +171,7 @@ def test_the_first_answer_is_the_one_that_is_shown(clone: Path, tmp_path: Path) 
     (instance,) = yaml.safe_load(text)["vllm"]["vars"]["vllm_instances"]
     plan = {"name": instance["name"], "served_model_name": instance["name"], "smoke": "chat"}
     plan |= {"address": instance["address"], "port": 8000}
-    endpoint = instance["endpoint"].replace("{{ inventory_hostname }}", "gpu01.example.com")
+    endpoint = "http://gpu01.example.com:8000"
     variables = {"vllm_instance_plan": plan, "vllm_instance_endpoint": endpoint}
     role = "roles/vllm_instance"
     options = ["-e", f"@{role}/vars/main.yml", "-e", f"@{role}/defaults/main.yml", "-e", json.dumps(variables)]
