@@ -204,13 +204,15 @@ def _full_cache(engine: _Engine, looks: list[Metrics], usage: float, preempted: 
 def _sequence_limit(engine: _Engine, looks: list[Metrics], waiting: float) -> Iterator[Finding]:
     limit = engine.value("max_num_seqs")
     running = min(look.running or 0 for look in looks)
-    if not isinstance(limit, int) or running < limit:
+    # Each engine behind one front end has its own limit.
+    engines = int(engine.value("data_parallel_size") or 1)
+    if not isinstance(limit, int) or running < limit * engines:
         return
     usage = max(look.kv_cache_usage or 0.0 for look in looks)
     yield _finding(
         "other",
         "Requests wait for max_num_seqs",
-        f"{running:.0f} of at most {limit} requests run, {waiting:.0f} wait, and the KV cache is {usage:.0%} full "
+        f"{running:.0f} of at most {limit * engines} requests run, {waiting:.0f} wait, and the KV cache is {usage:.0%} full "
         "(/metrics).",
         "The engine may not run more at once, although the cache has room for them.",
         {"variable": "engine_args.max_num_seqs", "from": limit, "to": 2 * limit},

@@ -79,6 +79,13 @@ def test_requests_wait_for_the_limit_of_sequences():
     assert finding["change"] == {"variable": "engine_args.max_num_seqs", "from": 8, "to": 16}
 
 
+def test_each_of_several_engines_has_its_own_limit():
+    first = {"running": 9, "waiting": 2, "usage": 0.2, "preemptions": 0, "tokens": 900}
+    samples = looks(first, {**first, "tokens": 1300})
+    assert diagnose_serving(samples, "", with_pins(max_num_seqs=8, data_parallel_size=2)) == []
+    assert diagnose_serving(samples, "", with_pins(max_num_seqs=8)) != []
+
+
 def test_requests_that_are_deferred_do_not_wait_for_the_limit():
     first = {"running": 8, "waiting": 3, "usage": 0.2, "preemptions": 0, "tokens": 900}
     deferred = 'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 3.0\n'
