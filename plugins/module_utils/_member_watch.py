@@ -11,7 +11,8 @@ ends when all members are about to start.
 
 A start of an engine is its InvocationID. Whoever is let go remembers with which starts of the others (``with``); when
 one of these ends, or its host does not answer for a while, the own engine is restarted: it waits until all are there
-again. systemd counts these starts, so that the StartLimit of the unit bounds them.
+again. systemd counts these starts, so that the StartLimit of the unit bounds them. A unit that failed because it waited
+in vain, as while another host was away for long, is started once more when all others wait for it, or did so in vain.
 
 Watchers prove to each other that they know the instance's API key (HMAC over numbers used once); the key itself is
 never sent. Without proof the port answers ``GET /health`` alone: 200 if the whole engine serves.
@@ -71,6 +72,8 @@ class Instance:
         self.unit = "vllm-" + name + ".service"
         self.archive = os.path.join(root, "etc/vllm", name, "archive.sh")
         self.state_file = os.path.join(root, "run/vllm", name + ".members.json")
+        #: The last start that waited in vain.
+        self.vain_file = os.path.join(root, "run/vllm", name + ".waited-in-vain")
         with open(os.path.join(root, "etc/vllm", name, "plan.json"), encoding="utf-8") as file:
             plan = json.load(file)
         launch = plan.get("launch")
@@ -158,6 +161,16 @@ def waits_for(own, peers):
         if peer["phase"] == "running" and peer["with"].get(own["host"]) != own["invocation"]:
             return f"{host}: its engine has not ended yet"
     return None
+
+
+def is_awaited(own, peers):
+    """Whether all others would start the same engine: they wait, or waited in vain. own: {"plan"}; peers as above."""
+    return all(
+        peer["silent_seconds"] <= FRESH_SECONDS
+        and (peer["phase"] == "waiting" or peer["vain"])
+        and peer["plan"] == own["plan"]
+        for peer in peers.values()
+    )
 
 
 # --- talking ------------------------------------------------------------------------------------------------------
@@ -249,11 +262,11 @@ class Watcher:
         self._lock = threading.Lock()
         self._peers = {peer["host"]: self._unknown() for peer in instance.peers}
         self._released = self._read_released()
-        self._own = {"invocation": "", "phase": "down", "with": {}}
+        self._own = {"invocation": "", "phase": "down", "with": {}, "vain": False}
         self._serves = False
 
     def _unknown(self):
-        told = {"invocation": "", "phase": None, "with": {}, "serves": False, "plan": None}
+        told = {"invocation": "", "phase": None, "with": {}, "serves": False, "plan": None, "vain": False}
         return {**told, "error": None, "answered": self._clock()}
 
     def _read_released(self):
@@ -287,15 +300,12 @@ class Watcher:
             if reason is None:
                 members = {host: peer["invocation"] for host, peer in peers.items()}
                 self._released = {"invocation": invocation, "with": members}
-                self._own = {"invocation": invocation, "phase": "running", "with": members}
+                self._own = {"invocation": invocation, "phase": "running", "with": members, "vain": False}
                 self._write_released()
             return reason
 
     def _write_released(self):
-        os.makedirs(os.path.dirname(self.instance.state_file), mode=0o755, exist_ok=True)
-        with open(self.instance.state_file + ".new", "w", encoding="utf-8") as file:
-            json.dump(self._released, file)
-        os.replace(self.instance.state_file + ".new", self.instance.state_file)
+        _write(self.instance.state_file, json.dumps(self._released))
 
     def _seen(self):
         now = self._clock()
@@ -304,15 +314,33 @@ class Watcher:
     def look(self):
         """Looks at the own engine, and starts it anew if it is no longer whole. Returns why, or None."""
         invocation, phase = self._look(self.instance.unit)
+        vain = phase == "down" and self._waited_in_vain(invocation)
         with self._lock:
             known = self._released["with"] if self._released["invocation"] == invocation else {}
             # Let go and not started yet, in systemd's eyes.
             phase = "running" if phase == "waiting" and known else phase
-            self._own = {"invocation": invocation, "phase": phase, "with": known}
+            self._own = {"invocation": invocation, "phase": phase, "with": known, "vain": vain}
             reason = broken(self._own, self._seen())
+            awaited = vain and is_awaited({"plan": self.instance.plan}, self._seen())
         if reason:
             self._start_anew(reason)
+        elif awaited:
+            self._start_again()
         return reason
+
+    def _waited_in_vain(self, invocation):
+        with contextlib.suppress(OSError), open(self.instance.vain_file, encoding="utf-8") as file:
+            # A unit that somebody stopped is inactive, not failed.
+            return (
+                file.read() == invocation and self._run(["systemctl", "--quiet", "is-failed", self.instance.unit]) == 0
+            )
+        return False
+
+    def _start_again(self):
+        tell("The others wait for the engine on this host, which had waited for them in vain: it is started again")
+        self._run(["systemctl", "reset-failed", self.instance.unit])
+        self._run(["systemctl", "start", "--no-block", self.instance.unit])
+        time.sleep(2 * POLL_SECONDS)
 
     def _start_anew(self, reason):
         tell(f"{reason}: the engine on this host is started anew and waits for all members")
@@ -328,6 +356,8 @@ class Watcher:
         try:
             told = ask(peer["address"], self.instance.port, self.instance.key, self.instance.own["address"])
             known = {key: told[key] for key in ("invocation", "phase", "with", "serves", "plan")}
+            # Watchers of earlier versions do not tell.
+            known["vain"] = told.get("vain", False)
         except (OSError, ValueError, KeyError) as error:
             with self._lock:
                 self._peers[peer["host"]]["error"] = f"its watcher cannot be reached ({error})"
@@ -360,6 +390,13 @@ class Watcher:
         _again(self.look)()
 
 
+def _write(path, text):
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+
+
 def _again(work, *arguments):
     def run():
         while True:
@@ -389,6 +426,7 @@ def wait(instance, seconds, invocation, ask_watcher=None, sleep=time.sleep, cloc
             told = reason
         if clock() >= deadline:
             tell(f"Not all members were there within {seconds} s. {reason}")
+            _write(instance.vain_file, invocation)
             return 1
         sleep(POLL_SECONDS)
 

@@ -105,14 +105,14 @@ def members(tmp_path, monkeypatch):
 
 class Host:
     def __init__(self, instance):
-        self.unit, self.ran = ("", "down"), []
+        self.unit, self.ran, self.answers = ("", "down"), [], 0
         self.watcher = watch.Watcher(instance, look=lambda _unit: self.unit, run=self._run)
         self._server = watch._Server(self.watcher)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def _run(self, command, **_options):
         self.ran.append(command)
-        return 0
+        return self.answers
 
     def see(self):
         """What the watcher does once a second."""
@@ -153,6 +153,45 @@ def test_members_start_together_and_end_together(members):
     assert a.watcher.may_start("a2") is None
     assert b.see() is None
     assert b.watcher.may_start("b2") is None
+
+
+def commands(host):
+    """What it ran: the words behind systemctl."""
+    return [command[1] for command in host.ran]
+
+
+@pytest.mark.parametrize("way", ["the other host was repaired", "the network is back"])
+def test_who_waited_in_vain_comes_back_when_the_others_would_start(members, way):
+    a, b = members["a"], members["b"]
+    clock = iter(range(100))
+    watch.wait(a.watcher.instance, 5, "a3", lambda *_: "b: no answer yet", lambda _s: None, lambda: next(clock))
+    a.unit, b.unit = ("a3", "down"), ("b3", "down")
+    for host in (a, b, a):
+        host.see()
+    assert "start" not in commands(a)
+    if way == "the network is back":
+        watch.wait(b.watcher.instance, 5, "b3", lambda *_: "a: no answer yet", lambda _s: None, lambda: next(clock))
+    else:
+        b.unit = ("b4", "waiting")
+    b.watcher.look()
+    a.see()
+    assert commands(a)[-2:] == ["reset-failed", "start"]
+    # Once: another start has another number.
+    a.ran, a.unit = [], ("a4", "down")
+    a.see()
+    assert commands(a) == []
+
+
+def test_who_was_stopped_or_failed_otherwise_does_not_come_back_by_itself(members):
+    a, b = members["a"], members["b"]
+    a.unit, b.unit = ("a3", "down"), ("b2", "waiting")
+    for host in (b, a):
+        host.see()
+    assert commands(a) == []
+    watch._write(a.watcher.instance.vain_file, "a3")
+    a.answers = 1  # systemctl is-failed: it is inactive
+    a.see()
+    assert commands(a) == ["--quiet"]
 
 
 def test_what_was_let_go_outlives_the_watcher(members):
