@@ -18,7 +18,15 @@ from .columns import WIDTH, padded, plain, wrap
 Row = Mapping[str, Any]
 
 # The planner chooses each of these with an eye on the others: what was measured is all of them together.
-TOGETHER = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+TOGETHER = (
+    "max_model_len",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
+# With one card there is nothing to choose.
+CARDS = ("tensor_parallel_size", "pipeline_parallel_size")
 TITLES = ("step", "parameter", "from", "to", "measured", "")
 COLUMNS = (5, 24, 11, 11, 10)
 
@@ -60,8 +68,9 @@ class Tuning:
         """What to put into the inventory; nothing where the engine stays as it was."""
         changes = (self.end or {}).get("changes") or {}
         best = {variable.partition(".")[2]: value for variable, value in changes.items()}
-        given = self.rows[0]["case"]["values"]
-        return {name: value for name, value in best.items() if name in TOGETHER or given.get(name) != value}
+        case = self.rows[0]["case"]
+        together = (*TOGETHER, *CARDS) if int(case["cards"]) > 1 else TOGETHER
+        return {name: value for name, value in best.items() if name in together or case["values"].get(name) != value}
 
 
 def read_tuning(rows: Sequence[Row], host: str, name: str) -> Tuning:

@@ -35,7 +35,14 @@ def test_the_text_has_a_line_for_each_step(text):
 def test_it_ends_with_what_to_put_into_the_inventory(text):
     start = text.index("  engine_args:")
     told = yaml.safe_load(text[start : text.index("Next:")])
-    assert told == {"engine_args": {"max_model_len": 4096, "max_num_seqs": 32, "max_num_batched_tokens": 2048}}
+    assert told == {
+        "engine_args": {
+            "max_model_len": 4096,
+            "gpu_memory_utilization": 0.9,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 2048,
+        }
+    }
     assert "+298.8% against what it was" in text
     assert text.endswith("gpufleet.vllm.deploy_vllm\n")
 
