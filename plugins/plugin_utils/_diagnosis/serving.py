@@ -212,8 +212,8 @@ def _sequence_limit(engine: _Engine, looks: list[Metrics], waiting: float) -> It
     yield _finding(
         "other",
         "Requests wait for max_num_seqs",
-        f"{running:.0f} of at most {limit * engines} requests run, {waiting:.0f} wait, and the KV cache is {usage:.0%} full "
-        "(/metrics).",
+        f"{running:.0f} of at most {limit * engines} requests run, {waiting:.0f} wait, and the KV cache is {usage:.0%} "
+        "full (/metrics).",
         "The engine may not run more at once, although the cache has room for them.",
         {"variable": "engine_args.max_num_seqs", "from": limit, "to": 2 * limit},
         0.85,
