@@ -74,11 +74,10 @@ class Instance:
         self.state_file = os.path.join(root, "run/vllm", name + ".members.json")
         #: The last start that waited in vain.
         self.vain_file = os.path.join(root, "run/vllm", name + ".waited-in-vain")
-        with open(os.path.join(root, "etc/vllm", name, "plan.json"), encoding="utf-8") as file:
-            plan = json.load(file)
-        launch = plan.get("launch")
-        if not launch:
-            raise WatchError(f"{name} spans no hosts: there is nothing to watch")
+        self._plan_file = os.path.join(root, "etc/vllm", name, "plan.json")
+        self._plan_state = None
+        plan = self.check_span()
+        launch = plan["launch"]
         # Members of different releases must never meet.
         told = [plan.get(key) for key in ("image", "checkpoint", "arguments", "extra_args", "environment", "launch")]
         self.plan = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
@@ -89,6 +88,19 @@ class Instance:
         self.peers = [member for member in launch["members"] if member is not self.own]
         self.first = launch["members"][0]["host"]
         self.key = _key(os.path.join(root, "etc/vllm", name, "engine.env"), name)
+
+    def check_span(self):
+        """The plan; {} where it is the one of before. Raises WatchError if there is nothing to watch, any more."""
+        state = os.stat(self._plan_file)
+        state = (state.st_mtime_ns, state.st_ino)
+        if state == self._plan_state:
+            return {}
+        with open(self._plan_file, encoding="utf-8") as file:
+            plan = json.load(file)
+        if not plan.get("launch"):
+            raise WatchError(f"{self.name} spans no hosts: there is nothing to watch")
+        self._plan_state = state
+        return plan
 
 
 def _local(address):
@@ -312,7 +324,11 @@ class Watcher:
         return {host: {**peer, "silent_seconds": now - peer["answered"]} for host, peer in self._peers.items()}
 
     def look(self):
-        """Looks at the own engine, and starts it anew if it is no longer whole. Returns why, or None."""
+        """Looks at the own engine, and starts it anew if it is no longer whole. Returns why, or None.
+
+        Raises WatchError if another deployment has made an engine of one host of it.
+        """
+        self.instance.check_span()
         invocation, phase = self._look(self.instance.unit)
         vain = phase == "down" and self._waited_in_vain(invocation)
         with self._lock:

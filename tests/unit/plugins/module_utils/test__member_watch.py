@@ -261,6 +261,19 @@ def test_an_instance_on_one_host_has_nothing_to_watch(tmp_path):
         watch.Instance("one", str(tmp_path))
 
 
+def test_an_engine_that_was_deployed_on_one_host_since_is_left_alone(members, tmp_path):
+    start_both(members)
+    a, b = members["a"], members["b"]
+    b.unit = ("b1", "down")
+    b.see()
+    (tmp_path / "a/etc/vllm/big/new").write_text(json.dumps({"address": "0.0.0.0", "port": 1}))
+    (tmp_path / "a/etc/vllm/big/new").replace(tmp_path / "a/etc/vllm/big/plan.json")
+    a.unit = ("a2", "running")
+    with pytest.raises(watch.WatchError, match="spans no hosts"):
+        a.see()
+    assert a.ran == []
+
+
 def test_a_host_that_is_no_member_is_told_so():
     with pytest.raises(watch.WatchError, match=r"none of the members' addresses .*b 192\.0\.2\.1"):
         watch._own([{"host": "b", "address": "192.0.2.1"}])
