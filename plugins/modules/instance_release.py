@@ -169,6 +169,11 @@ restart:
   description: Whether the engine must be started anew.
   returned: with O(state=present) and O(state=restored)
   type: bool
+undo:
+  description: Whether to go back to the release before if the engine does not serve. Also one that is not started anew
+    may belong to a release that nothing has proven yet.
+  returned: with O(state=present)
+  type: bool
 daemon_reload:
   description: Whether systemd must read its units again.
   returned: with O(state=present) and O(state=restored)
@@ -277,6 +282,7 @@ def present(instance, params, check, runs=False):
     return {
         "changed": changes["changed"] or current is not found or bool(repaired),
         "restart": changes["restart"],
+        "undo": changes["restart"] or (unproven and runs and bool(current["restart"])),
         "daemon_reload": unproven or before["unit"] != after["unit"] or any("@" in name for name in repaired),
         "reasons": changes["reasons"] + [f"{name} is set right (no restart)" for name in repaired if before["unit"]],
         "release": release["number"],
@@ -415,12 +421,15 @@ def look_at_unit(module, instance, result):
     code, _output, _error = module.run_command(["systemctl", "is-failed", "--quiet", instance.unit])
     if code:
         return result
-    return dict(result, restart=True, reasons=result["reasons"] + ["the engine has failed and is down (restart)"])
+    return dict(
+        result, restart=True, undo=True, reasons=result["reasons"] + ["the engine has failed and is down (restart)"]
+    )
 
 
 def runs_what_is_in_use(module, instance):
     """Whether systemd has started the engine that runs after the files of its release were put in use."""
-    if module.params["root"] != "/" or not os.path.exists(instance.environment):
+    # The members of an engine over several hosts are started together or not at all.
+    if module.params["root"] != "/" or module.params["plan"].get("launch") or not os.path.exists(instance.environment):
         return False
     names = "ActiveState,SubState,NeedDaemonReload,ExecMainStartTimestampMonotonic"
     code, output, _error = module.run_command(["systemctl", "show", instance.unit, "--property", names])

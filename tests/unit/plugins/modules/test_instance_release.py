@@ -432,6 +432,8 @@ def test_an_engine_that_runs_after_its_deployment_was_cut_off_is_not_interrupted
     params = {**host.wanted, **params, "why": ""}
     result = instance_release.present(host.instance, params, False, runs=True)
     assert (result["restart"], result["changed"], result["release"]) == (False, False, 2)
+    # It is not proven yet: if it does not serve, it goes back.
+    assert result["undo"] is True
     params["files"]["unit"] = longer(4096)
     assert instance_release.present(host.instance, params, False, runs=True)["restart"] is True
 
