@@ -118,7 +118,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"boot_info failed on {self._host}: {told.get('msg')}", result=told)
         # What the module was called with is of no use to the reader of the result.
         told = {name: value for name, value in told.items() if name != "invocation"}
-        return startup.as_member(told) if self._arguments["member"] else told
+        return startup.as_seen(told, self._arguments["member"])
 
     def _display_line(self, text: str) -> None:
         self._display.display(startup.shorten(f"{self._host}: vllm-{self._arguments['name']}: {text}"))

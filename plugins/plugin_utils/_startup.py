@@ -21,11 +21,17 @@ WAITING = "waiting for the other hosts"
 """What a member of an engine over several hosts does before its start, until all are there (ExecStartPre). The members
 of a deployment begin their starts at the same time: one that does not come within two minutes does not come."""
 
+ENDING = "ending"
+"""Between the end of an engine and what systemd makes of it: its log is archived. Whether it failed or was stopped is
+not known yet."""
+
 # How long a phase may last, in seconds, before it is taken for stuck. Generous on purpose: a stop of an engine that
 # would have served costs more than some minutes. Public start-up logs show 75 s for compiling, 151 s for capturing
 # graphs and, the longest, 16 minutes for FlashInfer's autotuning of a large MoE model, which is in "warming up".
 _DEADLINES = {
     WAITING: 120.0,
+    # TimeoutStopSec of the unit, for the engine and again for the archive.
+    ENDING: 180.0,
     "starting": 600.0,
     "loading weights": 300.0,
     "compiling": 1200.0,
@@ -71,9 +77,14 @@ def ending(first_unit: dict[str, Any], boot: dict[str, Any], member: bool = Fals
     return "stopped" if boot["phase"] == "stopped" else None
 
 
-def as_member(boot: dict[str, Any]) -> dict[str, Any]:
-    """Returns what boot_info returns, of a member of an engine over several hosts: with the phase in which it waits."""
-    waits = boot["phase"] == "starting" and boot["unit"]["sub_state"] == "start-pre"
+def as_seen(boot: dict[str, Any], member: bool) -> dict[str, Any]:
+    """Returns what boot_info returns, with the phases that only who waits for an engine tells apart.
+
+    member: whether the engine spans hosts; then it waits for the others before its start.
+    """
+    if boot["unit"]["active_state"] == "deactivating":
+        return {**boot, "phase": ENDING, "progress": None}
+    waits = member and boot["phase"] == "starting" and boot["unit"]["sub_state"] == "start-pre"
     return {**boot, "phase": WAITING, "progress": None} if waits else boot
 
 

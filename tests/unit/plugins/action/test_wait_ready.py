@@ -189,6 +189,22 @@ def test_a_failure_that_nobody_knows_shows_the_last_line(follow):
     assert "exit-code, exited with 3, 0 restarts" in result["msg"]
 
 
+@pytest.mark.parametrize("member", [False, True])
+def test_an_engine_whose_log_is_being_archived_has_failed_not_been_stopped(follow, member):
+    ending = boot("stopped", active_state="deactivating", sub_state="stop-post", result="exit-code")
+    last = boot("failed", active_state="activating", sub_state="auto-restart", result="exit-code")
+    result, printed = follow(Host([boot("starting"), ending, ending, last, SERVES], failed_log=FATAL), member=member)
+    assert result["findings"][0]["class"] == "max_model_len_exceeds_kv"
+    assert printed[1] == "gpu1: vllm-chat: ending (0:03)"
+
+
+def test_a_member_that_is_ended_by_its_watcher_followed_another(follow):
+    ending = boot("stopped", active_state="deactivating", sub_state="stop-sigterm")
+    again = boot("starting", active_state="activating", sub_state="start-pre", invocation_id="second")
+    result, _printed = follow(Host([boot("starting"), ending, again], failed_log=""), member=True)
+    assert result["ending"] == "followed"
+
+
 class WaitingMember(Host):
     """A member of an engine over several hosts, about to start: another one does not come."""
 
