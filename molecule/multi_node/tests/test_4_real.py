@@ -18,11 +18,11 @@ REAL = {
 CPU = {"kv_cache_memory_bytes": 1 << 30, "compilation_config": {"mode": 2, "backend": "eager"}}
 
 
-def tokens(engine) -> list[str]:
+def tokens(engine) -> list[int]:
     """The tokens of its answer, which is what the model was taught."""
-    answer = engine.answer(logprobs=True)
-    assert answer and answer["message"]["content"] == TAUGHT, answer
-    return [token["token"] for token in answer["logprobs"]["content"]]
+    answer = engine.answer(return_token_ids=True)
+    assert answer and answer["message"]["content"] == TAUGHT, answer or engine.journals()
+    return list(answer["token_ids"])
 
 
 def test_two_stages_over_two_hosts_and_two_gpus_of_one_host(pair):
