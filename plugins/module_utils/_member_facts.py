@@ -119,8 +119,9 @@ def _containers(pid, containers, root):
 def listen(ports, peers, seconds):
     """Listens on the ports for a while, in a process of its own. Returns {"token", "ports"}: those that were free.
 
-    The port 0 stands for one that the kernel chooses. Whoever connects is told the token. When so many peers have
-    connected to every port, they are free again, for the engine: at the latest after the seconds.
+    The port 0 stands for one that the kernel chooses. Whoever connects is told the token, and a peer, who knows it,
+    says it back: a watcher that looks for ours on its port does not. When so many peers have connected to every port,
+    they are free again, for the engine: at the latest after the seconds.
     """
     _end_earlier()
     token, listeners = secrets.token_hex(8), []
@@ -167,10 +168,14 @@ def _answer(listeners, token, expected, seconds):
         ready, _writable, _failed = select.select(listeners, [], [], 1.0)
         for listener in ready:
             with contextlib.suppress(OSError):
-                connection, _address = listener.accept()
-                connection.sendall(token.encode("ascii") + b"\n")
-                connection.close()
-                expected -= 1
+                expected -= _is_peer(listener.accept()[0], token)
+
+
+def _is_peer(connection, token):
+    with contextlib.closing(connection):
+        connection.settimeout(1.0)
+        connection.sendall(token.encode("ascii") + b"\n")
+        return connection.recv(64).strip() == token.encode("ascii")
 
 
 def _detached(run):
@@ -207,6 +212,7 @@ def _connect(peer):
                 told = connection.recv(64).decode("ascii", "replace").strip()
                 if told != peer["token"]:
                     return "somebody else answers there"
+                connection.sendall(told.encode("ascii") + b"\n")
     except OSError as error:
         return "no answer within 5 s" if isinstance(error, socket.timeout) else (error.strerror or str(error))
     return None

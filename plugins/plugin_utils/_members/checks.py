@@ -4,7 +4,7 @@
 """Whether hosts can be one engine: what must be the same on all, and whether they reach each other. Private.
 
 A check is {"check", "status" (ok, warning, failed), "what", "where", "fix", "next" (a command), "fixed_by" (None),
-"will_be_fixed" (False)}, as of a single host.
+"will_be_fixed" (False), "on" (where the command is for)}, as of a single host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_content(plan: Mapping[str, Any], facts: Facts) -> list[Check]:
 
 def _check(check: str, status: str, what: str, where: str, fix: str = "", following: str = "") -> Check:
     told = {"check": check, "status": status, "what": what, "where": where, "fix": fix, "next": following}
-    return {**told, "fixed_by": None, "will_be_fixed": False}
+    return {**told, "fixed_by": None, "will_be_fixed": False, "on": where.rpartition(" on ")[2]}
 
 
 def _ok(check: str, what: str, plan: Mapping[str, Any]) -> Check:

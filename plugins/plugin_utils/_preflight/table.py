@@ -33,7 +33,8 @@ def table(checks: Sequence[Mapping[str, Any]], host: str) -> str:
         lines += _row(check)
     if order:
         command = order[0]["next"]
-        lines.append(f"Next{'' if command.startswith('ansible') else f', on {host}'}: {command}")
+        where = order[0].get("on", host)
+        lines.append(f"Next{'' if command.startswith('ansible') else f', on {where}'}: {command}")
     return "\n".join(lines) + "\n"
 
 

@@ -89,6 +89,16 @@ def test_somebody_else_on_the_port_is_not_the_peer():
     assert reached["error"] == "somebody else answers there"
 
 
+def test_a_watcher_that_looks_for_ours_is_not_taken_for_a_peer():
+    told = facts.listen([0], 1, 20)
+    peer = {"host": "a", "address": "127.0.0.1", "port": told["ports"][0], "token": told["token"]}
+    for _time in range(3):
+        with socket.create_connection(("127.0.0.1", told["ports"][0]), 5) as stray:
+            stray.sendall(b'{"once": "00"}\n')
+            assert stray.recv(64).decode().strip() == told["token"]
+    assert facts.reach([peer])[0]["error"] is None
+
+
 def test_a_kernel_without_ipv6_listens_on_ipv4(monkeypatch):
     plain = socket.socket
 

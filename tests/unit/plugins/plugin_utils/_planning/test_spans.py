@@ -16,6 +16,7 @@ from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.spans impo
     together,
     with_warnings,
 )
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._preflight.table import table
 
 PATH = "/models/m"
 PAIRS = {"tensor_parallel_size": 2}
@@ -428,6 +429,16 @@ def test_a_port_that_cannot_be_reached_and_a_name_that_is_wrong():
     checks, _plans = judged(fleet([instance()]), reach)
     assert "a (10.0.0.1) does not answer on port 29000: no answer within 5 s" in checks["reach"]["what"]
     assert "rank0 is 127.0.1.1 there, not 10.0.0.1 of a" in checks["name"]["what"]
+
+
+def test_the_next_command_is_for_the_hosts_that_it_can_be_run_on():
+    reach = {"b": {"reached": [{"host": "a", "address": "10.0.0.1", "port": 29000, "error": "refused"}]}}
+    members = fleet([instance()])
+    found = judge_spans(planned(members), members, reach)["big"]
+    assert table(found, "big").splitlines()[-1] == "Next, on b: curl --verbose telnet://10.0.0.1:29000"
+    members["b"]["facts"]["gpu_info"]["driver_version"] = "550.54.15"
+    found = judge_spans(planned(members), members, {})["big"]
+    assert table(found, "big").splitlines()[-1].startswith("Next, on a, b: nvidia-smi")
 
 
 def test_tensor_parallelism_over_pcie_is_a_warning():
