@@ -28,7 +28,7 @@ options:
     elements: str
     required: true
   lost_is_fault:
-    description: Whether a host that the play has lost stops the others.
+    description: Whether a host that the play has lost stops the others where none of them met a fault.
     type: bool
     default: true
 author:
@@ -68,7 +68,8 @@ def member_faults(
     told = {host: member for host, member in members.items() if member.get("name") == plan["name"]}
     met = {host: member for host, member in told.items() if member.get("fault")}
     first = [f"{host}: {_once(host, member)}" for host, member in met.items() if not as_boolean(member["followed"])]
-    lost = list(_lost(plan, told, here)) if as_boolean(lost_is_fault) else []
+    # A host that was lost while the engine serves is none; of one that does not, it may be the cause.
+    lost = list(_lost(plan, told, here)) if as_boolean(lost_is_fault) or met else []
     followed = [f"{host}: {_once(host, member)}" for host, member in met.items()]
     return [*first, *lost] or followed or list(_different(plan, told))
 

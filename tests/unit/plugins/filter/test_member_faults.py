@@ -41,6 +41,8 @@ def test_a_member_that_did_not_come_stops_all():
 def test_a_lost_connection_stops_all_unless_the_engine_runs_already():
     assert "connection was lost" in faults(GOOD, {}, here=["a"])[0]
     assert faults(GOOD, {}, here=["a"], lost_is_fault=False) == []
+    met, lost = faults(fault("a: waits for b"), {}, here=["a"], lost_is_fault=False)
+    assert met == "a: waits for b" and lost.startswith("b: the connection was lost")
 
 
 def test_another_image_or_checkpoint_is_named_with_its_host():
