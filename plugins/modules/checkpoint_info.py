@@ -70,7 +70,7 @@ EXAMPLES = r"""
 
 - name: Describe a checkpoint in a Hugging Face cache
   gpufleet.vllm.checkpoint_info:
-    path: /root/.cache/huggingface/hub/models--Qwen--Qwen3-8B
+    path: /srv/huggingface/hub/models--Qwen--Qwen3-8B
 """
 
 RETURN = r"""

@@ -21,6 +21,8 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _SHARED_MEMORY = "16g"
 # An engine that could ask the internet for anything would fail where there is none, at the next restart at the latest.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# Where the container has the host's folder for what vLLM compiles: a place that does not depend on the image's user.
+_CACHE = "/var/cache/vllm"
 
 
 # What the containers of Ray's hosts do before they run what follows: the head waits until all nodes are there, for vLLM
@@ -61,7 +63,7 @@ def docker_run(
     member = _member(plan, host)
     command = _container(plan, member, f"vllm-{plan['name']}")
     command += ["--volume", f"{plan['checkpoint']}:{model}:ro"]
-    command += ["--volume", f"{cache_directory}:/root/.cache/vllm"]
+    command += ["--volume", f"{cache_directory}:{_CACHE}"]
     command += ["--env-file", environment_file]
     command += _environment(plan, member)
     image = image or plan["image"]
@@ -114,7 +116,7 @@ def _container(plan: Mapping[str, Any], member: Mapping[str, Any] | None, name: 
 
 def _environment(plan: Mapping[str, Any], member: Mapping[str, Any] | None) -> list[str]:
     """Variables of the members' network, of the instance, and those that keep it offline."""
-    values = {**_member_environment(member), **plan["environment"], **_OFFLINE}
+    values = {**_member_environment(member), **plan["environment"], **_OFFLINE, "VLLM_CACHE_ROOT": _CACHE}
     return [word for variable, value in sorted(values.items()) for word in ("--env", f"{variable}={value}")]
 
 

@@ -17,6 +17,32 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / ".build/browser"
+PHONE, TABLET, DESKTOP = (360, 780), (768, 1024), (1280, 900)
+SIZES = "[document.documentElement.scrollWidth, innerWidth]"
+# The contrast (WCAG 2.2, 1.4.3) of each text with what is behind it, the lowest first: [[ratio, text, class]].
+CONTRASTS = """
+(() => {
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = numbers(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const texts = [...document.querySelectorAll('body *')].filter(element =>
+    element.offsetHeight && [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
+  return texts.map(element => {
+    const pair = [numbers(getComputedStyle(element).color), behind(element)].map(luminance).sort((a, b) => b - a);
+    return [(pair[0] + 0.05) / (pair[1] + 0.05), element.textContent.slice(0, 40), element.className];
+  }).sort((a, b) => a[0] - b[0]).slice(0, 5);
+})()
+"""
 DEADLINE = 60.0
 """Seconds within which the browser answers; the first answer of a cold start on a busy machine takes ten."""
 

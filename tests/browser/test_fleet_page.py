@@ -12,54 +12,20 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Browser, find
+from chromium import CONTRASTS, DESKTOP, PHONE, ROOT, SCREENSHOTS, SIZES, TABLET, Browser, find
 
 from ansible_collections.gpufleet.vllm.plugins.filter.explain import FilterModule
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan_instances
 
-ROOT = Path(__file__).resolve().parents[2]
-SCREENSHOTS = ROOT / ".build/browser"
-PHONE, TABLET, DESKTOP = (360, 780), (768, 1024), (1280, 900)
 HOSTS = ["gpu01", "gpu02", "gpu03", "gpu05", "gpu06", "gpu04", "a100-pair", "l4-single", "h100-pair", "rtx4090"]
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on this machine; make browser installs one")
 
-SIZES = "[document.documentElement.scrollWidth, innerWidth]"
 OPEN_ALL = "document.querySelectorAll('details').forEach(item => item.open = true)"
-# The contrast (WCAG 2.2, 1.4.3) of each text with what is behind it, the lowest first: [[ratio, text, class]].
-CONTRASTS = """
-(() => {
-  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
-  const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = element => {
-    for (let at = element; at; at = at.parentElement) {
-      const colour = numbers(getComputedStyle(at).backgroundColor);
-      if (colour.length === 3 || colour[3] > 0) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const texts = [...document.querySelectorAll('body *')].filter(element =>
-    element.offsetHeight && [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
-  return texts.map(element => {
-    const pair = [numbers(getComputedStyle(element).color), behind(element)].map(luminance).sort((a, b) => b - a);
-    return [(pair[0] + 0.05) / (pair[1] + 0.05), element.textContent.slice(0, 40), element.className];
-  }).sort((a, b) => a[0] - b[0]).slice(0, 5);
-})()
-"""
-
-
-@pytest.fixture(scope="module", name="browser")
-def start_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with Browser(str(find()), tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module", name="page")

@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from chromium import Browser, find
-from test_fleet_page import CONTRASTS, DESKTOP, PHONE, ROOT, SCREENSHOTS, SIZES
+from chromium import CONTRASTS, DESKTOP, PHONE, SCREENSHOTS, SIZES, Browser, find
+from tuning_examples import tuned
 
 from ansible_collections.gpufleet.vllm.plugins.filter.explain_tuning import explain_tuning
 
@@ -33,24 +30,9 @@ LABELS = """
 """
 
 
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module", name="browser")
-def start_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with Browser(str(find()), tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
 @pytest.fixture(scope="module", name="page")
 def write_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = load("tests/unit/plugins/filter/tuning_examples.py").tuned()
+    rows = tuned()
     for row in rows:
         for run in row.get("runs", ()):
             run["output_throughput"] *= 123.4

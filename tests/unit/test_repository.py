@@ -35,8 +35,8 @@ LICENSE_HEADER = [
 # What else is in a task is the name of its action.
 TASK_KEYWORDS = {"action", "local_action", "listen", *Task.fattributes}
 BLOCK_KEYS = ("block", "rescue", "always")
-# The home of a machine that somebody developed on. Engines keep their caches in /root/.cache, Docker its logins beside.
-MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:root/(?!\.(?:cache|docker)/)|work/|home/\w)")
+# The home of a machine that somebody developed on.
+MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:root/|work/|home/\w)")
 LATEST_TAG = re.compile(r"\bvllm/[\w.-]+:latest\b")
 
 

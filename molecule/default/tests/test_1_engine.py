@@ -46,6 +46,10 @@ def test_it_is_offline(host):
     assert host.check_output("ip route show default") == ""
 
 
+def test_what_it_worked_out_outlives_its_container(host):
+    assert host.check_output("find /var/cache/vllm -mindepth 2 -type f -print -quit") != ""
+
+
 def test_it_completes_with_the_key(host):
     body = {
         "model": "demo",

@@ -128,7 +128,7 @@ def test_log_in_to_the_registry(awx):
     subprocess.run(["docker", "exec", "-d", "gpufleet-awx-gpu1", "python3", "-c", REGISTRY], check=True)
     job = launched(awx, "log in to the registry", limit="gpu1")
     assert job.status == "successful", job.output[-3000:]
-    assert "localhost:5000" in on("gpu1", "cat", "/root/.docker/config.json")
+    assert "localhost:5000" in on("gpu1", "bash", "-c", "cat ~/.docker/config.json")
 
 
 def test_remove(awx):

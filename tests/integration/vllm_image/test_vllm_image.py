@@ -37,7 +37,7 @@ CLEAN = (
     "docker image ls --format '{{.Repository}}:{{.Tag}}' | grep gpufleet-test/ | grep -v '<none>' | "
     "xargs --no-run-if-empty docker rmi --force; docker image prune --force; "
     "rm -rf /var/lib/vllm/images/gpufleet-test* /var/lib/vllm/jobs/image-gpufleet-test* /var/cache/vllm/images/* "
-    "/etc/vllm/gpufleet-test /root/.docker/config.json"
+    "/etc/vllm/gpufleet-test ~/.docker/config.json"
 )
 LOSE_CONNECTIONS = (
     "--become",

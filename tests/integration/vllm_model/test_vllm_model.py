@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoint_examples import write_checkpoint
 
 REPOSITORY = Path(__file__).parents[3]
-sys.path.insert(0, str(REPOSITORY / "tests/unit/plugins/module_utils"))
-from checkpoint_examples import write_checkpoint  # noqa: E402 - the examples lie beside the tests of what they test
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ import io
 import json
 import os
 import shutil
-import sys
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.common.text.converters import to_bytes
+from checkpoint_examples import write_checkpoint
 
 from ansible_collections.gpufleet.vllm.plugins.action import checkpoint as plugin
 from ansible_collections.gpufleet.vllm.plugins.action import checkpoint_source as source_plugin
@@ -26,9 +25,6 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_m
 from ansible_collections.gpufleet.vllm.plugins.module_utils._job import JobError
 from ansible_collections.gpufleet.vllm.plugins.modules import checkpoint, checkpoint_source
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils import _checkpoint_push as pushing
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from checkpoint_examples import write_checkpoint  # noqa: E402 - the examples lie beside the tests of what they test
 
 MODULES = {"gpufleet.vllm.checkpoint": checkpoint, "gpufleet.vllm.checkpoint_source": checkpoint_source}
 

@@ -217,7 +217,7 @@ def test_what_was_json_is_json(data):
         ("USER=alice SUDO_USER=root HOME=/x ~alice/models", "USER=*** SUDO_USER=root HOME=/x ~***/models"),
         ("sudo: alice : TTY=pts/0; alice@gpu01:~$", "sudo: *** : TTY=pts/0; ***@gpu01:~$"),
         ("drwxr-xr-x 2 alice users 4096 models", "drwxr-xr-x 2 *** users 4096 models"),
-        ("/root/.cache/vllm and /data/models", "/root/.cache/vllm and /data/models"),
+        ("/var/cache/vllm and /data/models", "/var/cache/vllm and /data/models"),
     ],
 )
 def test_names_of_users_are_taken_out(text, without):

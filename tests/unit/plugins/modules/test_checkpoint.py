@@ -8,20 +8,17 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.common.text.converters import to_bytes
+from checkpoint_examples import write_checkpoint
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_host as checkpoints
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_hub as hubs
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_manifest as manifests
 from ansible_collections.gpufleet.vllm.plugins.modules import checkpoint, checkpoint_source
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from checkpoint_examples import write_checkpoint  # noqa: E402 - the examples lie beside the tests of what they test
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

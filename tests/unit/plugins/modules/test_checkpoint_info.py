@@ -6,18 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.common.text.converters import to_bytes
+from checkpoint_examples import write_checkpoint
 
 from ansible_collections.gpufleet.vllm.plugins.modules import checkpoint_info
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from checkpoint_examples import write_checkpoint  # noqa: E402 - the examples lie beside the tests of what they test
 
 
 @contextlib.contextmanager

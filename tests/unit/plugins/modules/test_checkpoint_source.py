@@ -9,20 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.common.text.converters import to_bytes
+from checkpoint_examples import write_checkpoint
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _checkpoint_manifest as manifests
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _transfer as transfer
 from ansible_collections.gpufleet.vllm.plugins.modules import checkpoint_source
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from checkpoint_examples import write_checkpoint  # noqa: E402 - the examples lie beside the tests of what they test
 
 
 @contextlib.contextmanager

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from docker_examples import GIB, Docker, config_id, inspected, save, sha
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_cache as cache
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_get as getting
@@ -16,9 +14,6 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_prune
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_space as space
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _job as jobs
 from ansible_collections.gpufleet.vllm.plugins.modules import image as module
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from docker_examples import GIB, Docker, config_id, inspected, save, sha  # noqa: E402 - beside the tests of what they test
 
 NAME = "vllm/vllm-openai:v0.32.0"
 DIGEST = sha("manifest of new")

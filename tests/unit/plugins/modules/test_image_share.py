@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
+from docker_examples import GIB, Docker, config_id, inspected, save
 
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_cache as cache
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_image as images
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _docker_space as space
 from ansible_collections.gpufleet.vllm.plugins.module_utils import _job as jobs
 from ansible_collections.gpufleet.vllm.plugins.modules import image_share as module
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "module_utils"))
-from docker_examples import GIB, Docker, config_id, inspected, save  # noqa: E402 - beside the tests of what they test
 
 NAME = "vllm/vllm-openai:v0.32.0"
 

@@ -50,6 +50,12 @@ def test_no_variable_of_the_plan_can_put_the_engine_online():
     assert "HF_HUB_OFFLINE=0" not in argv
 
 
+def test_vllm_keeps_what_it_compiles_in_the_folder_of_the_host():
+    argv = command(environment={"VLLM_CACHE_ROOT": "/tmp"})
+    (kept,) = [word.partition("=")[2] for word in argv if word.startswith("VLLM_CACHE_ROOT=")]
+    assert f"/var/cache/vllm/v0.32.0-A100:{kept}" in argv
+
+
 def test_what_the_release_does_not_take_is_refused():
     with pytest.raises(ArgumentProblem, match="swap"):
         command(extra_args=["--swap-space", "4"])

@@ -46,6 +46,8 @@ class Settings:
         if key in self._file:
             return self._file[key]
         text = self._environment.get("REPLAY_" + key.upper())
+        if text is None and key == "state_directory":
+            return self._environment.get("VLLM_CACHE_ROOT", DEFAULTS[key])
         if text is None:
             return DEFAULTS[key]
         try:

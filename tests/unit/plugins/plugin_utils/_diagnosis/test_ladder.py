@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import pytest
+from planning_examples import checkpoint, gpu, host
 
-from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._changes import ladder_context, with_changes
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis import diagnose, ladder, ladder_row
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._diagnosis.change import _PROPOSALS, current_value
@@ -281,33 +281,12 @@ def test_the_ladder_of_a_signature_exists():
         assert signature.ladder is None or signature.ladder in _ladders()
 
 
-# The dimensions of Qwen3-8B, on two cards that must share it.
-QWEN = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
-L40S = {"name": "NVIDIA L40S", "compute_capability": "8.9", "memory_total_mib": 46068, "memory_free_mib": 45400}
-FOUR = {
-    "name": "gpu01",
-    "driver_version": "580.95.05",
-    "cuda_driver_version": "13.0",
-    "gpus": [{**L40S, "index": index, "uuid": f"GPU-{index}", "processes": []} for index in range(4)],
-    "links": [],
-    "errors": [],
-}
+# Four cards, so that an engine may be divided.
+FOUR = host(*(gpu(index, "L40S") for index in range(4)), links=[])
 CHAT = {
     "name": "chat",
     "image": "vllm/vllm-openai:v0.32.0",
-    "checkpoint": describe_config(QWEN),
+    "checkpoint": checkpoint("Qwen3-8B"),
     "workload": {"context": 32768, "sequences": 16},
 }
 SAMPLER = "CUDA out of memory occurred when warming up sampler with 256 dummy requests"

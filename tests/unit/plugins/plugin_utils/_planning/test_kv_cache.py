@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.kv_cache import kv_cache_layout
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "module_utils"))
-from checkpoint_examples import (  # noqa: E402 - the examples lie beside the tests of what they test
+from checkpoint_examples import (
     DEEPSEEK_V3,
     GEMMA3_27B_TEXT,
     LLAMA_8B,
     QWEN3_30B_A3B,
     QWEN3_NEXT,
 )
+
+from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.kv_cache import kv_cache_layout
 
 CASES = Path(__file__).resolve().parents[6] / "shared" / "data" / "accuracy_cases.jsonl"
 GIB = 2**30

@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
-from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.weights import allocated, weights_per_gpu
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "module_utils"))
-from checkpoint_examples import (  # noqa: E402 - the examples lie beside the tests of what they test
+from checkpoint_examples import (
     DEEPSEEK_V3,
     LLAMA_8B,
     QWEN3_30B_A3B,
 )
+
+from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
+from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning.weights import allocated, weights_per_gpu
 
 GIB = 2**30
 MIB = 2**20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from planning_examples import checkpoint, gpu, host
 
-from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import describe_config
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._changes import with_changes
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._planning import plan
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils._report.tuning import read_tuning
@@ -455,42 +455,18 @@ def test_a_step_that_would_not_end_within_the_window_is_not_begun(now, verdict):
     assert (step["verdict"], step.get("changes") == {}) == (verdict, verdict == "paused")
 
 
-QWEN = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
-
-
 @pytest.mark.parametrize("engine", [Engine(batch=4), Engine(gain_of_batched_tokens=0.3), Engine(gain_of_second_card=2)])
 def test_with_what_is_shown_the_next_deployment_runs_what_was_found(engine):
     """The planner chooses each value with an eye on the others; of a few pins it would make something else."""
-    gpu = {"name": "NVIDIA L40S", "compute_capability": "8.9", "memory_total_mib": 46068, "memory_free_mib": 45400}
-    host = {
-        "name": "gpu01",
-        "driver_version": "580.95.05",
-        "cuda_driver_version": "13.0",
-        "gpus": [{**gpu, "index": index, "uuid": f"GPU-{index}", "processes": []} for index in range(2)],
-        "links": [],
-        "errors": [],
-    }
-    checkpoint = describe_config(QWEN)
+    pair, qwen = host(gpu(0, "L40S"), gpu(1, "L40S"), links=[]), checkpoint("Qwen3-8B")
     instance = {"name": "chat", "image": "vllm/vllm-openai:v0.32.0", "workload": {"context": 32768, "sequences": 8}}
 
     def planned(changes):
-        return plan({**with_changes(instance, changes), "checkpoint": checkpoint}, [host])
+        return plan({**with_changes(instance, changes), "checkpoint": qwen}, [pair])
 
     first = planned({})
     problem = a_problem(
-        instance=instance, plan={"name": "chat", **first}, hosts=[host], checkpoint=checkpoint, max_model_len=40960
+        instance=instance, plan={"name": "chat", **first}, hosts=[pair], checkpoint=qwen, max_model_len=40960
     )
     step, rows = run_out(engine, problem)
     assert step["changes"]

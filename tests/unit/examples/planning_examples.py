@@ -12,6 +12,7 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._checkpoint import d
 CARDS = {
     "H100": ("NVIDIA H100 80GB HBM3", 81559, 81008, "9.0"),
     "A100": ("NVIDIA A100-SXM4-80GB", 81920, 81050, "8.0"),
+    "L40S": ("NVIDIA L40S", 46068, 45400, "8.9"),
     "RTX 4090": ("NVIDIA GeForce RTX 4090", 24564, 24110, "8.9"),
     "V100": ("Tesla V100-SXM2-32GB", 32768, 32493, "7.0"),
     "T4": ("Tesla T4", 15360, 14910, "7.5"),
@@ -37,13 +38,14 @@ def gpu(index: int, card: str = "H100", others_mib: int = 0, **facts: Any) -> di
 
 def host(*gpus: dict[str, Any], name: str = "gpu1", links: list[list[str]] | None = None) -> dict[str, Any]:
     count = len(gpus)
-    linked = links or [["X" if row == column else "NV18" for column in range(count)] for row in range(count)]
+    if links is None:
+        links = [["X" if row == column else "NV18" for column in range(count)] for row in range(count)]
     return {
         "name": name,
         "driver_version": "580.95.05",
         "cuda_driver_version": "13.0",
         "gpus": list(gpus),
-        "links": linked,
+        "links": links,
         "errors": [],
     }
 
