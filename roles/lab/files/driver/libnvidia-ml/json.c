@@ -37,7 +37,7 @@ static struct json *new_node(enum json_kind kind, double number)
     return node;
 }
 
-/* UTF-8 from one escape of four hexadecimal digits (no surrogate pairs: profiles do not need them). Returns the bytes written. */
+/* UTF-8 from an escape of four hexadecimal digits; profiles need no surrogate pairs. Returns the bytes written. */
 static int put_code_point(char *out, unsigned long code)
 {
     if (code < 0x80) {
